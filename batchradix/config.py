@@ -1,0 +1,277 @@
+"""What a user may ask for, as frozen dataclasses; ``None`` means "decide for me".
+
+The command line, the Python API and job files all build these; nothing below reads a global.
+Checks of single values are in ``__post_init__`` and raise `OptionError`; what depends on the
+machine or the model is settled by `resolve_engine`, which is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from batchradix.errors import OptionError
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_MAX_TOKENS = 1024
+DEFAULT_BATCH_SIZE = 64
+DEFAULT_PREFILL_TOKENS = 512
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise OptionError(sentence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Sampling for every row that does not say otherwise in a column of the same name."""
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        def finite(name: str) -> float:
+            value = getattr(self, name)
+            _require(
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and math.isfinite(value),
+                f"{name} must be a finite number, not {value!r}",
+            )
+            return float(value)
+
+        def integer(name: str) -> int | None:
+            value = getattr(self, name)
+            _require(
+                value is None or (isinstance(value, int) and not isinstance(value, bool)),
+                f"{name} must be an integer, not {value!r}",
+            )
+            return value  # type: ignore[no-any-return]
+
+        max_tokens = integer("max_tokens")
+        _require(
+            max_tokens is None or max_tokens >= 1, f"max_tokens must be at least 1, not {max_tokens}"
+        )
+        _require(
+            finite("temperature") >= 0, f"temperature must be 0 or more, not {self.temperature}"
+        )
+        _require(0 < finite("top_p") <= 1, f"top_p must be in (0, 1], not {self.top_p}")
+        top_k = integer("top_k")
+        _require(
+            top_k is not None and top_k >= -1, f"top_k must be 0 (off) or more, not {self.top_k}"
+        )
+        _require(0 <= finite("min_p") <= 1, f"min_p must be in [0, 1], not {self.min_p}")
+        _require(
+            finite("repetition_penalty") > 0,
+            f"repetition_penalty must be above 0, not {self.repetition_penalty}",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(
+                -2 <= finite(name) <= 2, f"{name} must be in [-2, 2], not {getattr(self, name)}"
+            )
+        integer("seed")
+        _require(
+            isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
+            f"stop must be non-empty strings, not {self.stop!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """How a row becomes a prompt.
+
+    Neither ``template`` nor ``instruction``: the input's ``messages`` column (chat) or
+    ``prompt`` column (raw). ``template`` is text (or the text of a file) with ``{{ column }}``
+    places, raw unless ``chat``. ``instruction`` with ``column`` is chat: instruction (and
+    schema) first, the row's text last.
+    """
+
+    template: str | None = None
+    chat: bool = False
+    instruction: str | None = None
+    column: str | None = None
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            self.template is None or self.instruction is None,
+            "template and instruction exclude each other; give one of them",
+        )
+        _require(
+            (self.instruction is None) == (self.column is None),
+            "instruction and column belong together: instruction says what to do, "
+            "column names the text to do it to",
+        )
+        _require(
+            not self.chat or self.template is not None,
+            "chat turns a template into a chat message; give a template with it",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How the engine runs; never changes a greedy float32 answer."""
+
+    dtype: DType = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    batch_size: int | None = None
+    prefill_tokens: int | None = None
+    kv_tokens: int | None = None
+    kv_memory_bytes: int | None = None
+    prefix_cache: bool = True
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            self.dtype in ("auto", "float32", "bfloat16", "float16"),
+            f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
+        )
+        _require(
+            self.attention in ("auto", "torch"),
+            f"attention must be auto or torch, not {self.attention!r}",
+        )
+        for name in ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads"):
+            value = getattr(self, name)
+            _require(
+                value is None
+                or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
+                f"{name} must be an integer of at least 1, not {value!r}",
+            )
+        _require(
+            self.kv_tokens is None or self.kv_memory_bytes is None,
+            "kv_tokens and kv_memory exclude each other; give one of them",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Where results go and in which shape."""
+
+    path: Path | None = None
+    keep: tuple[str, ...] | Literal["all"] = ()
+    unnest: bool = False
+    keep_truncated: bool = False
+    restart: bool = False
+    allow_failures: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.allow_failures <= 1,
+            f"allow_failures must be a share between 0% and 100%, not {self.allow_failures}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table."""
+
+    input: Any
+    model: str = DEFAULT_MODEL
+    schema: Any = None
+    id_column: str | None = None
+    limit: int | None = None
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+    def __post_init__(self) -> None:
+        _require(
+            self.limit is None or self.limit >= 0, f"limit must be 0 or more, not {self.limit}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the process may use; measured once by `report.machine`, passed in explicitly."""
+
+    num_threads: int
+    free_memory_bytes: int  # of the cgroup where that is less
+    has_bf16: bool  # the CPU multiplies bfloat16 in hardware
+    device: str = "cpu"
+    free_device_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """`EngineOptions` with nothing left open."""
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    device: str
+    attention: str
+    batch_size: int
+    prefill_tokens: int
+    kv_tokens: int
+    prefix_cache: bool
+    num_threads: int
+
+
+def resolve_engine(
+    options: EngineOptions,
+    machine: Machine,
+    *,
+    num_kv_elements_per_token: int,
+    weight_bytes_float32: int,
+    demand_tokens: int | None = None,
+) -> EngineSettings:
+    """Settles every open choice from the machine and the model; pure.
+
+    ``num_kv_elements_per_token`` is the model's keys and values of one token over all layers,
+    in elements; ``weight_bytes_float32`` what its parameters take in float32;
+    ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool).
+    KV memory is 40 % of what host memory the weights leave, 90 % on a device.
+    Raises `OptionError` when less than one page of KV would be left.
+    """
+    device = machine.device if options.device == "auto" else options.device
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
+    element_bytes = 4 if dtype == "float32" else 2
+    token_bytes = num_kv_elements_per_token * element_bytes
+    if options.kv_tokens is not None:
+        kv_tokens = options.kv_tokens
+    elif options.kv_memory_bytes is not None:
+        kv_tokens = options.kv_memory_bytes // token_bytes
+        _require(
+            kv_tokens >= 1,
+            f"kv_memory of {options.kv_memory_bytes} bytes holds not one token of "
+            f"{token_bytes} bytes; give more",
+        )
+    else:
+        weights = weight_bytes_float32 * element_bytes // 4
+        if device == "cpu" or machine.free_device_memory_bytes is None:
+            room = int((machine.free_memory_bytes - weights) * 0.4)
+        else:
+            room = int((machine.free_device_memory_bytes - weights) * 0.9)
+        kv_tokens = room // token_bytes
+        _require(
+            kv_tokens >= 1,
+            f"the model's weights need {weights / 2**30:.1f} GiB in {dtype} and leave no memory "
+            f"for keys and values; use a smaller model or a machine with more memory",
+        )
+        if demand_tokens is not None:
+            kv_tokens = max(1, min(kv_tokens, demand_tokens))
+    return EngineSettings(
+        dtype=dtype,
+        device=device,
+        attention="torch" if options.attention == "auto" else options.attention,
+        batch_size=options.batch_size or DEFAULT_BATCH_SIZE,
+        prefill_tokens=options.prefill_tokens or DEFAULT_PREFILL_TOKENS,
+        kv_tokens=kv_tokens,
+        prefix_cache=options.prefix_cache,
+        num_threads=options.num_threads or machine.num_threads,
+    )

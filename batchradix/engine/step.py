@@ -1,0 +1,59 @@
+"""The one message that goes from the scheduler to the model runner each step, and its answer.
+
+The scheduler builds a `Step` without touching a tensor; the runner executes it without taking
+a scheduling decision. All queries of a step stand in depth-first order of their place in the
+tree, so the queries below any node are one half-open range ``[query_start, query_end)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchradix.types import I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One forward pass. ``T`` query tokens, ``R`` rows whose logits are wanted.
+
+    ``token_ids``, ``positions``, ``slots``: int64[T]; the key and value of query ``t`` are
+    written to pool slot ``slots[t]`` in every layer *before* that layer attends.
+
+    ``context``: int64[n, 4] of (slot_start, num_slots, query_start, query_end): every query of
+    the range attends to all ``num_slots`` slots. A running row's private tail is such a piece
+    with one query, its own new slot included. ``causal``: int64[m, 4] likewise with
+    ``num_slots == query_end - query_start``: query ``query_start + i`` attends to slots
+    ``[slot_start, slot_start + i]``. Every query lies in at least one piece that holds its own
+    slot; pieces of one query never overlap in slots. Slots of a piece are contiguous and in
+    order of position.
+
+    ``moves``: int64[k, 3] of (source, target, num_slots), disjoint copies to make in the pool
+    before anything else, all reads before all writes.
+
+    ``logit_sources``: int64[R]; ``q >= 0`` is a query of this step, ``-1 - h`` the hidden state
+    kept under hold id ``h`` by an earlier step. ``hold_queries``, ``hold_ids``: int64[H]: keep
+    the final hidden state of that query under that id, after the forward pass and before
+    logits. ``free_holds``: int64[F], hold ids to forget, after logits.
+    """
+
+    token_ids: I64
+    positions: I64
+    slots: I64
+    context: I64
+    causal: I64
+    moves: I64
+    logit_sources: I64
+    hold_queries: I64
+    hold_ids: I64
+    free_holds: I64
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def empty_i64(*shape: int) -> I64:
+    """int64 array of the given shape, for a step's unused parts."""
+    return np.zeros(shape, dtype=np.int64)

@@ -1,0 +1,291 @@
+"""What passes between the rooms: ragged token tables, plans, requests, completions, results.
+
+Nothing here computes more than a sum. Everything a million rows long is a numpy array, never
+a Python object a row. Half-open intervals throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchradix.errors import RowError
+
+U32 = NDArray[np.uint32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """Token ids of many rows, ragged: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+
+    ``values``: uint32[num_tokens]; ``offsets``: int64[num_rows + 1], ``offsets[0] == 0``.
+    Both may be memory-mapped. A row that has no prompt (an error row) has length zero.
+    """
+
+    values: U32
+    offsets: I64
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> U32:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def lengths(self) -> I64:
+        """int64[num_rows]: tokens of each row."""
+        return np.diff(self.offsets)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.offsets[-1])
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int] | U32]) -> TokenTable:
+        """A table in memory from sequences of token ids (each fits uint32)."""
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(r) for r in rows], out=offsets[1:])
+        values = np.empty(int(offsets[-1]), dtype=np.uint32)
+        for i, r in enumerate(rows):
+            values[offsets[i] : offsets[i + 1]] = r
+        return cls(values, offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The order in which rows run, and what each shares with the row before it.
+
+    ``order``: int64[n], row numbers of a `TokenTable` sorted lexicographically by tokens
+    (equal rows by row number), which is the depth-first walk of their radix tree. Rows not
+    to be run (errors, duplicates of a leader) are absent, so ``n`` may be less than the table.
+    ``lcp``: int32[n], tokens that ``order[k]`` shares with ``order[k - 1]``; ``lcp[0] == 0``.
+    """
+
+    order: I64
+    lcp: I32
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTree:
+    """The radix tree of a `Plan`, derived from its two arrays; nodes in depth-first preorder.
+
+    Node ``m`` holds the tokens ``[start[m], end[m])`` of every row below it (``end > start``).
+    There is no empty root: a node without a parent has ``parent[m] == -1`` and ``start == 0``.
+    A place where some row ends always ends a node.
+
+    ``parent``: int64[m]. ``start``, ``end``: int32[m] token depths. ``first``, ``last``:
+    int64[m], the plan positions ``[first, last)`` of the rows below; those that *end* at the
+    node come first, there are ``num_ending[m]`` (int64[m]) of them. ``leaf_of``: int64[n],
+    the node at which the row at plan position ``k`` ends.
+    """
+
+    parent: I64
+    start: I32
+    end: I32
+    first: I64
+    last: I64
+    num_ending: I64
+    leaf_of: I64
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def distinct_tokens(self) -> int:
+        """Sum of edge lengths: what has to be computed when nothing is lost."""
+        return int((self.end.astype(np.int64) - self.start).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """What an answer must match. ``kind`` is ``json_schema`` (``source`` is JSON text)."""
+
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSettings:
+    """How one answer is sampled; hashable, shared by all rows with equal settings.
+
+    ``temperature == 0`` is greedy. ``top_k == 0``, ``top_p == 1``, ``min_p == 0``,
+    ``repetition_penalty == 1``, ``presence_penalty == frequency_penalty == 0`` are neutral.
+    ``repetition_penalty`` counts prompt and generated tokens (CTRL, as in transformers);
+    presence and frequency count generated tokens only (OpenAI).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    grammar: GrammarSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTable:
+    """What the engine needs of each row beside its tokens; arrays by `TokenTable` row.
+
+    ``settings_id``: int32[num_rows] into ``settings``. ``max_tokens``: int32[num_rows], at
+    least 1, already cut to the context. ``rng_key``: uint64[num_rows]; a row's random numbers
+    are a function of its key and the position in the answer alone.
+    """
+
+    settings: tuple[RowSettings, ...]
+    settings_id: I32
+    max_tokens: I32
+    rng_key: U64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineJob:
+    """A planned batch of requests: what `Engine.submit` takes.
+
+    ``retain`` keeps prefixes in the cache after their last planned use, for a caller that
+    will submit more (LRU from then on); without it a node is released with its last row.
+    """
+
+    tokens: TokenTable
+    plan: Plan
+    tree: PlanTree
+    requests: RequestTable
+    retain: bool = False
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence, a stop string, or a grammar that is complete
+    LENGTH = "length"  # max_tokens or the context is used up
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the engine yields for one row, in completion order; exactly one a submitted row.
+
+    ``row`` is the `TokenTable` row of the job ``job_id`` that `Engine.submit` returned.
+    ``token_ids`` are the generated ids without the end-of-sequence token; ``text`` ends
+    before a stop string. ``completion_tokens`` counts every generated token, the
+    end-of-sequence token included.
+    """
+
+    job_id: int
+    row: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    completion_tokens: int
+    error: RowError | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Usage:
+    """Counters of an engine since it started; all in tokens unless named otherwise."""
+
+    computed_tokens: int = 0  # prompt tokens that went through the model for the first time
+    recomputed_tokens: int = 0  # prompt or answer tokens that went through it again
+    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache
+    completion_tokens: int = 0
+    forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled
+    decode_steps: int = 0  # (row, forward pass) pairs that produced a sampled token
+    forward_steps: int = 0
+    preemptions: int = 0
+    peak_kv_tokens: int = 0
+
+
+class Engine(Protocol):
+    """Runs planned requests; `pipeline` takes any implementation."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer of one row may have together."""
+        ...
+
+    def submit(self, job: EngineJob) -> int:
+        """Queues a planned batch and returns its job id. Raises nothing for single rows."""
+        ...
+
+    def step(self) -> list[Completion]:
+        """One forward pass (or none, when nothing waits); the rows it finished."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None:
+        """Releases weights and pool; idempotent."""
+        ...
+
+
+class DetokenizerState(Protocol):
+    """Incremental decoding of one answer; never emits half a character."""
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this token (may be empty)."""
+        ...
+
+    def finish(self) -> str:
+        """What is left; bytes that never became a character are U+FFFD."""
+        ...
+
+
+class Detokenizer(Protocol):
+    def start(self) -> DetokenizerState: ...
+
+
+class Status(StrEnum):
+    OK = "ok"
+    TRUNCATED = "truncated"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One finished row as the sinks take it; ``value`` is None unless ``status`` is ok."""
+
+    row: int
+    id: Any
+    status: Status
+    value: Any
+    text: str | None
+    error: RowError | None
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    content_key: bytes  # 16 bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One input row as a job source yields it.
+
+    ``index`` is the row's number in the whole input (from 0), ``line`` the physical line of
+    a text file (from 1). ``values`` holds only the columns asked for that the row has: a key
+    that is absent is missing, a None is null. ``error`` is set when the row cannot be read.
+    """
+
+    index: int
+    line: int | None = None
+    id: Any = None
+    values: dict[str, Any] = field(default_factory=dict)
+    error: RowError | None = None
+
+
+RowBatches = Iterator[list[Row]]
