@@ -1,0 +1,157 @@
+"""What one run did, in numbers: the object `--json` prints and the lines a person reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchradix.types import Status, Usage
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """Counts over the whole table, the engine's counters over this run.
+
+    ``rows ok truncated errors prompt_tokens distinct_tokens completion_tokens`` are of the
+    finished table; ``resumed_rows`` of them were committed by an earlier run;
+    ``duplicate_rows`` took another row's answer. ``usage`` and ``seconds`` are of this run.
+    """
+
+    rows: int = 0
+    ok: int = 0
+    truncated: int = 0
+    errors: int = 0
+    resumed_rows: int = 0
+    duplicate_rows: int = 0
+    prompt_tokens: int = 0
+    distinct_tokens: int = 0
+    completion_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
+    peak_rss_bytes: int = 0
+    load_s: float = 0.0
+    plan_s: float = 0.0
+    run_s: float = 0.0
+    model: str = ""
+    dtype: str = ""
+    output: Path | None = None
+    warnings: list[str] = field(default_factory=list)
+    error_codes: dict[str, int] = field(default_factory=dict)
+    stopped_by: int | None = None  # signal number
+
+    def count(self, status: Status, error_code: str | None = None) -> None:
+        """Adds one row."""
+        self.rows += 1
+        if status is Status.OK:
+            self.ok += 1
+        elif status is Status.TRUNCATED:
+            self.truncated += 1
+        else:
+            self.errors += 1
+            if error_code is not None:
+                self.error_codes[error_code] = self.error_codes.get(error_code, 0) + 1
+
+    def exit_code(self, allow_failures: float = 0.0) -> int:
+        """0, 1, 3 or 128 + signal, as the command line returns it."""
+        if self.stopped_by is not None:
+            return 128 + self.stopped_by
+        if self.rows and not self.ok:
+            return 3
+        failed = self.errors + self.truncated
+        return 0 if failed <= allow_failures * self.rows else 1
+
+    @property
+    def shared_share(self) -> float:
+        """Share of prompt tokens that another row's prefix already held."""
+        return 1 - self.distinct_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        usage = self.usage
+        return {
+            "rows": self.rows,
+            "ok": self.ok,
+            "truncated": self.truncated,
+            "errors": self.errors,
+            "resumed_rows": self.resumed_rows,
+            "duplicate_rows": self.duplicate_rows,
+            "prompt_tokens": self.prompt_tokens,
+            "distinct_tokens": self.distinct_tokens,
+            "computed_tokens": usage.computed_tokens,
+            "recomputed_tokens": usage.recomputed_tokens,
+            "completion_tokens": self.completion_tokens,
+            "forced_tokens": usage.forced_tokens,
+            "decode_steps": usage.decode_steps,
+            "forward_steps": usage.forward_steps,
+            "preemptions": usage.preemptions,
+            "peak_kv_tokens": usage.peak_kv_tokens,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "seconds": {
+                "load": round(self.load_s, 3),
+                "plan": round(self.plan_s, 3),
+                "run": round(self.run_s, 3),
+            },
+            "error_codes": dict(sorted(self.error_codes.items())),
+            "model": self.model,
+            "dtype": self.dtype,
+            "output": None if self.output is None else str(self.output),
+            "warnings": list(self.warnings),
+        }
+
+    def table(self) -> list[tuple[str, str]]:
+        """Name and value pairs for a person."""
+        usage = self.usage
+        rows = f"{self.rows:,} rows: {self.ok:,} ok"
+        if self.truncated:
+            rows += f", {self.truncated:,} truncated"
+        if self.errors:
+            codes = ", ".join(f"{code} {n:,}" for code, n in sorted(self.error_codes.items()))
+            rows += f", {self.errors:,} errors" + (f" ({codes})" if codes else "")
+        if self.resumed_rows:
+            rows += f"; {self.resumed_rows:,} of them from an earlier run"
+        if self.duplicate_rows:
+            rows += f"; {self.duplicate_rows:,} duplicates answered once"
+        lines = [
+            ("result", rows),
+            (
+                "prompts",
+                f"{self.prompt_tokens:,} tokens, {self.distinct_tokens:,} distinct "
+                f"({self.shared_share:.1%} shared)",
+            ),
+            (
+                "computed",
+                f"{usage.computed_tokens:,} prompt tokens, {usage.recomputed_tokens:,} again, "
+                f"{self.completion_tokens:,} answer tokens in {usage.forward_steps:,} steps",
+            ),
+        ]
+        if self.run_s > 0 and usage.decode_steps:
+            lines.append(
+                (
+                    "speed",
+                    f"{self.prompt_tokens / self.run_s:,.0f} prompt and "
+                    f"{self.completion_tokens / self.run_s:,.0f} answer tokens/s",
+                )
+            )
+        lines += [
+            ("model", f"{self.model} in {self.dtype}" if self.dtype else self.model),
+            (
+                "memory",
+                f"{self.peak_rss_bytes / 2**20:,.0f} MiB at most, "
+                f"{usage.peak_kv_tokens:,} KV tokens",
+            ),
+            (
+                "time",
+                f"{self.load_s:.1f} s load, {self.plan_s:.1f} s plan, {self.run_s:.1f} s run",
+            ),
+        ]
+        if self.output is not None:
+            lines.append(("output", str(self.output)))
+        return lines
+
+    def last_line(self) -> str:
+        """One line that a script can read: ``key=value`` pairs."""
+        seconds = self.load_s + self.plan_s + self.run_s
+        return (
+            f"summary rows={self.rows} ok={self.ok} failed={self.errors} "
+            f"truncated={self.truncated} seconds={seconds:.2f}"
+        )
