@@ -1,0 +1,325 @@
+"""Text to token ids and back to bytes, built on the `tokenizers` library alone.
+
+A `Tokenizer` never matches added tokens in text: `encode_plain` encodes what a row says as
+ordinary text, whatever it says, and the caller places added tokens by id. That is what keeps
+text from a row from ever becoming a control token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tokenizers
+
+from batchradix.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that stands outside the tokenizer's model and is matched whole in a template.
+
+    ``lstrip`` and ``rstrip`` swallow the white space beside it, ``single_word`` matches only
+    between word boundaries, ``normalized`` matches in normalised text.
+    """
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    single_word: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """What stands beside ``tokenizer.json``: the texts and ids that files around it name.
+
+    ``add_bos`` and ``add_eos`` replace the tokenizer's own post-processor when they are given.
+    ``extra`` are added tokens that only ``tokenizer_config.json`` lists.
+    """
+
+    bos_token: str = ""
+    eos_token: str = ""
+    eos_ids: tuple[int, ...] = ()
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    extra: tuple[AddedToken, ...] = ()
+
+
+class Tokenizer:
+    """A model's tokenizer; immutable and safe to share between threads.
+
+    ``vocab_size``: ids ``[0, vocab_size)`` are the ones it knows (the largest id plus one).
+    ``token_bytes``: for every id the bytes it stands for, ``b""`` for special tokens and holes.
+    ``prefix_ids`` and ``suffix_ids``: what the post-processor puts around a single raw text;
+    an end of sequence put after it is left out, since prompts are there to be continued.
+    ``eos_ids``: every id that ends an answer, sorted.
+    """
+
+    vocab_size: int
+    added_tokens: tuple[AddedToken, ...]
+    token_bytes: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+
+    def __init__(self, definition: Mapping[str, Any], specials: SpecialTokens) -> None:
+        """Builds the tokenizer from the content of a ``tokenizer.json``.
+
+        Raises `ModelError` when the definition is malformed or of a kind that cannot be run.
+        """
+        self.added_tokens = _added_tokens(definition, specials)
+        self._added_ids = {token.content: token.id for token in self.added_tokens}
+        self._plain = _plain_tokenizer(definition, self.added_tokens)
+        self._middle = _without_first_space(self._plain, definition)
+        vocab = {**_vocabulary(definition), **self._added_ids}
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.special_ids = frozenset(t.id for t in self.added_tokens if t.special)
+        self.token_bytes = _token_bytes(definition, vocab, self.vocab_size, self.added_tokens)
+        self.bos_id = vocab.get(specials.bos_token) if specials.bos_token else None
+        eos_id = vocab.get(specials.eos_token) if specials.eos_token else None
+        eos_ids = {*specials.eos_ids, *(() if eos_id is None else (eos_id,))}
+        self.eos_ids = tuple(sorted(i for i in eos_ids if i >= 0))
+        prefix, suffix = _surroundings(self._plain)
+        if specials.add_bos is not None or specials.add_eos is not None:
+            prefix = (self.bos_id,) if specials.add_bos and self.bos_id is not None else ()
+            suffix = ()
+        self.prefix_ids = prefix
+        while suffix and suffix[-1] in self.eos_ids:
+            suffix = suffix[:-1]
+        self.suffix_ids = suffix
+
+    def encode_plain(self, texts: Sequence[str], at_start: Sequence[bool]) -> list[list[int]]:
+        """Token ids of each text, as ordinary text: no added token is matched, none is added.
+
+        ``at_start[i]`` is False for a text that follows an added token; it is then encoded just
+        as the tokenizer encodes such a stretch of a longer text, without the space that some
+        tokenizers put at the beginning. The texts are shared among the library's threads
+        (``RAYON_NUM_THREADS``); they must not hold lone surrogates.
+        """
+        if self._middle is self._plain or all(at_start):
+            return self._encode(self._plain, texts)
+        starts = [i for i, start in enumerate(at_start) if start]
+        middles = [i for i, start in enumerate(at_start) if not start]
+        rows: list[list[int]] = [[] for _ in texts]
+        for backend, indices in ((self._plain, starts), (self._middle, middles)):
+            encoded = self._encode(backend, [texts[i] for i in indices])
+            for i, ids in zip(indices, encoded, strict=True):
+                rows[i] = ids
+        return rows
+
+    def added_token_id(self, content: str) -> int | None:
+        """The id of the added token spelt ``content``, or None where there is no such token."""
+        return self._added_ids.get(content)
+
+    @staticmethod
+    def _encode(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+
+def _vocabulary(definition: Mapping[str, Any]) -> dict[str, int]:
+    """Spelling to id of the model's own vocabulary, without added tokens."""
+    vocab = definition["model"]["vocab"]
+    if isinstance(vocab, Mapping):
+        return dict(vocab)
+    return {entry[0]: i for i, entry in enumerate(vocab)}  # Unigram: [spelling, score] in order
+
+
+def _added_tokens(definition: Mapping[str, Any], specials: SpecialTokens) -> tuple[AddedToken, ...]:
+    """Every added token by id: those of the definition, the extra ones, and bos and eos."""
+    fields = ("special", "lstrip", "rstrip", "normalized", "single_word")
+    found: dict[str, AddedToken] = {}
+    for entry in definition.get("added_tokens") or ():
+        flags = {name: bool(entry.get(name, False)) for name in fields}
+        found[entry["content"]] = AddedToken(id=entry["id"], content=entry["content"], **flags)
+    for token in specials.extra:
+        found.setdefault(token.content, token)
+    vocab = _vocabulary(definition)
+    for text in (specials.bos_token, specials.eos_token):
+        if text in vocab and text not in found:
+            found[text] = AddedToken(id=vocab[text], content=text, special=True)
+    return tuple(sorted(found.values(), key=lambda token: token.id))
+
+
+def _plain_tokenizer(
+    definition: Mapping[str, Any], added: Sequence[AddedToken]
+) -> tokenizers.Tokenizer:
+    """The tokenizer with no added token, none of which its model can produce from text."""
+    kind = definition["model"].get("type")
+    if kind not in (None, "BPE", "Unigram"):
+        raise ModelError(
+            f"the tokenizer is of kind {kind}, which no supported model has; "
+            f"use a model with a BPE or Unigram tokenizer"
+        )
+    plain = {
+        **definition,
+        "added_tokens": [],
+        "truncation": None,
+        "padding": None,
+        "model": _model_without(definition["model"], added),
+    }
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(plain, ensure_ascii=False))
+    except Exception as error:  # the library raises bare Exception for a malformed definition
+        raise ModelError(
+            f"the tokenizer cannot be built: {error}; fetch the model again or use another"
+        ) from error
+
+
+def _model_without(model: Mapping[str, Any], added: Sequence[AddedToken]) -> Mapping[str, Any]:
+    """The tokenizer's model with added tokens spelt so that no text can reach them.
+
+    Their ids stay in the vocabulary. BPE reaches a spelling by merges or as a single character
+    (and whole, under ``ignore_merges``), Unigram reaches any. An added token that is not special
+    and is also the result of merges is an ordinary word of the vocabulary and stays one.
+    """
+    vocab = model["vocab"]
+    hidden = {token.content: token for token in added}
+    if not isinstance(vocab, Mapping):
+        renamed = [[_hide(s, i) if s in hidden else s, *r] for i, (s, *r) in enumerate(vocab)]
+        return {**model, "vocab": renamed}
+    inside = {content for content in hidden if content in vocab}
+    if not inside:
+        return model
+    ordinary = {content for content in inside if len(content) == 1}
+    merges = [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges") or ()]
+    ordinary |= inside & {"".join(merge) for merge in merges}
+    away = {c: _hide(c, vocab[c]) for c in inside if hidden[c].special or c not in ordinary}
+    unk = model.get("unk_token")
+    return {
+        **model,
+        "vocab": {away.get(spelling, spelling): i for spelling, i in vocab.items()},
+        "merges": [m for m in merges if not away.keys() & {m[0], m[1], "".join(m)}],
+        "unk_token": away.get(unk, unk) if unk is not None else None,
+    }
+
+
+def _hide(spelling: str, token_id: int) -> str:
+    """A spelling no text has: it holds a non-character, and more than one character."""
+    return f"\ufdd0{token_id}\ufdd0{spelling}"
+
+
+def _components(part: Any) -> Iterator[Mapping[str, Any]]:
+    """The leaves of a normalizer, pre-tokenizer or decoder definition."""
+    if not isinstance(part, Mapping):
+        return
+    children = [
+        child
+        for name in ("normalizers", "pretokenizers", "decoders", "processors")
+        for child in part.get(name) or ()
+    ]
+    if not children:
+        yield part
+    for child in children:
+        yield from _components(child)
+
+
+def _without_first_space(
+    plain: tokenizers.Tokenizer, definition: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """The tokenizer for text in the middle: ``plain`` itself where the beginning is not special.
+
+    Of all parts only Metaspace with ``prepend_scheme: first`` asks where in a text it is; what
+    the others put before a stretch of text they put before every one.
+    """
+    part = definition.get("pre_tokenizer")
+    leaves = list(_components(part))
+    if not any(p["type"] == "Metaspace" and p.get("prepend_scheme") == "first" for p in leaves):
+        return plain
+    middle = tokenizers.Tokenizer(plain.model)  # shares the vocabulary, copies nothing
+    if plain.normalizer is not None:
+        middle.normalizer = plain.normalizer
+    middle.pre_tokenizer = _pre_tokenizer(_never_first(part))
+    return middle
+
+
+def _never_first(part: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(part)
+    if changed["type"] == "Metaspace":
+        changed.update(prepend_scheme="never", add_prefix_space=False)
+    if "pretokenizers" in changed:
+        changed["pretokenizers"] = [_never_first(child) for child in changed["pretokenizers"]]
+    return changed
+
+
+def _pre_tokenizer(part: Mapping[str, Any]) -> Any:
+    """A pre-tokenizer from its definition; the library reads one only inside a tokenizer."""
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    shell = {"version": "1.0", "added_tokens": [], "pre_tokenizer": part, "model": model}
+    return tokenizers.Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
+
+
+def _surroundings(plain: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the post-processor puts before and after a text."""
+    encoding = plain.encode("a", add_special_tokens=True)
+    mask, ids = encoding.special_tokens_mask, encoding.ids
+    if all(mask):  # nothing of the text itself is left; all that is there stands before it
+        return tuple(ids), ()
+    first = mask.index(0)
+    last = len(mask) - mask[::-1].index(0)
+    return tuple(ids[:first]), tuple(ids[last:])
+
+
+@cache
+def byte_of_character() -> Mapping[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): each of 256 printable characters to its byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+def _token_bytes(
+    definition: Mapping[str, Any],
+    vocab: Mapping[str, int],
+    vocab_size: int,
+    added: Sequence[AddedToken],
+) -> tuple[bytes, ...]:
+    """The bytes of every id; see `Tokenizer.token_bytes`."""
+    parts = [p for key in ("decoder", "pre_tokenizer") for p in _components(definition.get(key))]
+    kinds = {part["type"] for part in parts}
+    if "ByteLevel" in kinds:
+        spell = _byte_level_bytes
+    elif kinds & {"ByteFallback", "Metaspace"} or _replaces_underline(parts):
+        spell = _sentencepiece_bytes
+    else:
+        raise ModelError(
+            "the tokenizer's tokens cannot be turned into bytes: it is neither byte-level BPE "
+            "nor of the SentencePiece kind; use a model with one of these"
+        )
+    table = [b""] * vocab_size
+    for spelling, token_id in vocab.items():
+        table[token_id] = spell(spelling)
+    for token in added:
+        table[token.id] = b"" if token.special else token.content.encode()
+    return tuple(table)
+
+
+def _replaces_underline(parts: Sequence[Mapping[str, Any]]) -> bool:
+    return any(p["type"] == "Replace" and p.get("pattern") == {"String": "▁"} for p in parts)
+
+
+def _byte_level_bytes(spelling: str) -> bytes:
+    table = byte_of_character()
+    try:
+        return bytes([table[character] for character in spelling])
+    except KeyError:  # a word outside the alphabet, which only a mislabelled vocabulary has
+        return spelling.encode()
+
+
+def _sentencepiece_bytes(spelling: str) -> bytes:
+    if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
+        try:
+            return bytes([int(spelling[3:5], 16)])
+        except ValueError:
+            pass
+    return spelling.replace("▁", " ").encode()
