@@ -70,23 +70,36 @@ class Tokenizer:
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
 
-    def __init__(self, definition: Mapping[str, Any], specials: SpecialTokens) -> None:
+    def __init__(
+        self, definition: Mapping[str, Any], specials: SpecialTokens, *, num_embeddings: int
+    ) -> None:
         """Builds the tokenizer from the content of a ``tokenizer.json``.
 
-        Raises `ModelError` when the definition is malformed or of a kind that cannot be run.
+        ``num_embeddings`` is the model's vocabulary: an added token beyond it (often a padding
+        token nobody trained) does not exist for the model and is left out. Raises `ModelError`
+        when the definition is malformed, of a kind that cannot be run, or of another model.
         """
-        self.added_tokens = _added_tokens(definition, specials)
+        words = _vocabulary(definition)
+        listed = _added_tokens(definition, specials)
+        added_ids = {token.id for token in listed}
+        last = max((i for i in words.values() if i not in added_ids), default=-1)
+        if last >= num_embeddings:
+            raise ModelError(
+                f"the tokenizer has ids up to {last}, the model only {num_embeddings} embeddings; "
+                f"the tokenizer belongs to another model"
+            )
+        self.added_tokens = tuple(token for token in listed if token.id < num_embeddings)
         self._added_ids = {token.content: token.id for token in self.added_tokens}
-        self._plain = _plain_tokenizer(definition, self.added_tokens)
+        self._plain = _plain_tokenizer(definition, listed)
         self._middle = _without_first_space(self._plain, definition)
-        vocab = {**_vocabulary(definition), **self._added_ids}
+        vocab = {s: i for s, i in words.items() if i < num_embeddings} | self._added_ids
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.special_ids = frozenset(t.id for t in self.added_tokens if t.special)
         self.token_bytes = _token_bytes(definition, vocab, self.vocab_size, self.added_tokens)
         self.bos_id = vocab.get(specials.bos_token) if specials.bos_token else None
         eos_id = vocab.get(specials.eos_token) if specials.eos_token else None
         eos_ids = {*specials.eos_ids, *(() if eos_id is None else (eos_id,))}
-        self.eos_ids = tuple(sorted(i for i in eos_ids if i >= 0))
+        self.eos_ids = tuple(sorted(i for i in eos_ids if 0 <= i < num_embeddings))
         prefix, suffix = _surroundings(self._plain)
         if specials.add_bos is not None or specials.add_eos is not None:
             prefix = (self.bos_id,) if specials.add_bos and self.bos_id is not None else ()

@@ -1,0 +1,53 @@
+"""Where fetched models are kept."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchradix.errors import ModelError
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The cache folder; it need not exist yet.
+
+    ``BATCHRADIX_CACHE``, else ``XDG_CACHE_HOME/batchradix``, else ``~/.cache/batchradix``, else,
+    without a home folder, one of this user's own under the system's folder for temporary files.
+    """
+    if chosen := environ.get("BATCHRADIX_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if chosen := environ.get("XDG_CACHE_HOME"):
+        return Path(chosen).absolute() / "batchradix"
+    home = environ.get("HOME")
+    if home and Path(home).is_dir():
+        return Path(home) / ".cache" / "batchradix"
+    return Path(tempfile.gettempdir()) / f"batchradix-{os.getuid()}"
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Creates the folder. Raises `ModelError` when it cannot be, or is another user's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.parent == Path(tempfile.gettempdir()):
+            _require_private(folder)
+        probe = tempfile.TemporaryFile(dir=folder)
+        probe.close()
+    except OSError as error:
+        raise ModelError(
+            f"the cache folder {folder} cannot be written ({error.strerror or error}); "
+            f"set BATCHRADIX_CACHE to a folder that can"
+        ) from error
+
+
+def _require_private(folder: Path) -> None:
+    """Under a folder that all users may write to, another could have put it there first."""
+    info = folder.lstat()
+    private = stat.S_ISDIR(info.st_mode) and not info.st_mode & 0o022
+    if not private or info.st_uid != os.getuid():
+        raise ModelError(
+            f"the cache folder {folder} belongs to another user or is open to others; "
+            f"set BATCHRADIX_CACHE to a folder of your own"
+        )

@@ -1,0 +1,250 @@
+"""Chat templates: jinja2 text from a model's files that turns messages into one prompt.
+
+The environment is the one `transformers` renders chat templates in, so both give the same text.
+Templates come from strangers: they run in jinja2's immutable sandbox, and what they may loop,
+call and build is counted, so that none can hold up a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from batchradix.errors import TemplateError
+
+if TYPE_CHECKING:
+    from batchradix.checkpoint.checkpoint import Checkpoint
+
+MAX_CHARACTERS = 50_000_000  # of a rendered prompt, and of any text built on the way
+MAX_STEPS = 10_000_000  # loop rounds and calls of one rendering
+_BUDGET = "__budget__"
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplateRaised(ValueError):  # noqa: N818 - it says what happened
+    """The chat template refused a row's messages, or failed on them; the message says why."""
+
+
+def render_chat(
+    checkpoint: Checkpoint,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **kwargs: Any,
+) -> str:
+    """The prompt that the model's chat template makes of ``messages``.
+
+    ``kwargs`` are further variables of the template (``enable_thinking=False``, ...). Raises
+    `TemplateError` when the model has no chat template or a malformed one, and
+    `ChatTemplateRaised` when the template fails on these messages.
+    """
+    if checkpoint.chat_template is None:
+        raise TemplateError(
+            f"model {checkpoint.name} has no chat template; give prompts instead of messages"
+        )
+    variables = {
+        **checkpoint.special_texts,
+        "messages": _with_reasoning(messages),
+        "tools": None if tools is None else list(tools),
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        **kwargs,
+    }
+    return render_template(compile_template(checkpoint.chat_template), variables)
+
+
+def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    """Renders a template of `compile_template`. Raises `ChatTemplateRaised` when it fails."""
+    pieces: list[str] = []
+    num_characters = 0
+    try:
+        for piece in template.generate({**variables, _BUDGET: _Budget()}):
+            num_characters += len(piece)
+            if num_characters > MAX_CHARACTERS:
+                raise ChatTemplateRaised(f"it writes more than {MAX_CHARACTERS:,} characters")
+            pieces.append(piece)
+    except ChatTemplateRaised:
+        raise
+    except RecursionError:
+        raise ChatTemplateRaised("it calls itself without end") from None
+    except MemoryError:
+        raise ChatTemplateRaised("it needs too much memory") from None
+    except Exception as error:  # whatever a template's expressions raise on a row's values
+        raise ChatTemplateRaised(str(error) or type(error).__name__) from error
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=16)
+def compile_template(text: str) -> jinja2.Template:
+    """Compiles a chat template, once for each text. Raises `TemplateError` on a syntax error."""
+    environment = _environment()
+    try:
+        tree = environment.parse(text)
+        _count_steps(tree)
+        return environment.from_string(tree)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(
+            f"the model's chat template is malformed in line {error.lineno}: {error.message}; "
+            f"use the model's files as they were published"
+        ) from error
+    except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+        raise TemplateError(f"the model's chat template is malformed: {error}") from error
+
+
+def _with_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages whose reasoning stands under the name that templates read.
+
+    `transformers` takes older names too and fills in ``reasoning_content`` and ``thinking``.
+    """
+    filled: list[Mapping[str, Any]] = []
+    for message in messages:
+        values = (message.get(name) for name in _REASONING_FIELDS)
+        reasoning = next((value for value in values if value is not None), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        filled.append(message)
+    return filled
+
+
+class _Budget:
+    """Steps that one rendering may still take."""
+
+    def __init__(self) -> None:
+        self.steps = MAX_STEPS
+
+    def take(self, steps: int) -> None:
+        self.steps -= steps
+        if self.steps < 0:
+            raise ChatTemplateRaised(f"it takes more than {MAX_STEPS:,} steps")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with calls counted and the operators that can blow up text limited."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        __context[_BUDGET].take(1)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for items, times in ((left, right), (right, left)):
+                if isinstance(items, Sized) and isinstance(times, int):
+                    _limited(len(items) * times)
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _limited(left.bit_length() * right)
+        result = super().call_binop(context, operator, left, right)
+        if operator == "+" and isinstance(result, Sized):
+            _limited(len(result))
+        return result
+
+
+def _limited(size: int) -> None:
+    if size > MAX_CHARACTERS:
+        raise ChatTemplateRaised(f"it builds a text of more than {MAX_CHARACTERS:,} characters")
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %} … {% endgeneration %}`` marks answers for training: here only its body."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        scope = jinja2.nodes.Scope(body)  # as in transformers, what it sets stays inside
+        return [scope.set_lineno(lineno)]
+
+
+class _SafeDict:
+    """``dict`` for templates, without the class behind it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.filters[_COUNTED] = _counted
+    environment.filters[_JOINED] = _joined
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _SafeDict()
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is, not escaped for HTML as jinja2's own filter does."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: object) -> None:
+    raise ChatTemplateRaised(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+_COUNTED, _JOINED = "__counted__", "__joined__"
+
+
+def _count_steps(tree: jinja2.nodes.Template) -> None:
+    """Lets every loop of the template count its rounds, and ``~`` the text it builds."""
+    for loop in list(tree.find_all(jinja2.nodes.For)):
+        loop.iter = _filter(loop.iter, _COUNTED)
+    for concat in list(tree.find_all(jinja2.nodes.Concat)):
+        parts = jinja2.nodes.List(concat.nodes, lineno=concat.lineno)
+        concat.nodes = [_filter(parts, _JOINED)]
+
+
+def _filter(node: jinja2.nodes.Expr, name: str) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+@jinja2.pass_context
+def _counted(context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterable[Any]:
+    budget: _Budget = context[_BUDGET]
+    if isinstance(items, Sized):
+        budget.take(len(items))
+        return items
+    return _counting(items, budget)
+
+
+def _counting(items: Iterable[Any], budget: _Budget) -> Iterator[Any]:
+    for item in items:
+        budget.take(1)
+        yield item
+
+
+@jinja2.pass_context
+def _joined(context: jinja2.runtime.Context, parts: Sequence[Any]) -> str:
+    texts = [str(part) for part in parts]
+    _limited(sum(map(len, texts)))
+    return "".join(texts)

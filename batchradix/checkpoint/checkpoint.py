@@ -1,0 +1,123 @@
+"""`open_checkpoint`: from a model's name to everything that is known of it before weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from batchradix.checkpoint.chat_template import compile_template
+from batchradix.checkpoint.content_hash import content_hash
+from batchradix.checkpoint.gguf_header import read_gguf_header
+from batchradix.checkpoint.gguf_model import gguf_config
+from batchradix.checkpoint.gguf_tokenizer import gguf_tokenizer
+from batchradix.checkpoint.hf_config import hf_config
+from batchradix.checkpoint.hf_folder import (
+    read_chat_template,
+    read_tokenizer,
+    refuse_foreign_folder,
+)
+from batchradix.checkpoint.json_file import read_json
+from batchradix.checkpoint.listed import LISTED_MODELS, ListedModel
+from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.checkpoint.resolve import locate
+from batchradix.checkpoint.tokenizer import Tokenizer
+from batchradix.checkpoint.weights import find_weights
+
+__all__ = ["LISTED_MODELS", "Checkpoint", "ListedModel", "open_checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A model that can be run: its files, its architecture, its tokenizer, its chat template.
+
+    ``name`` is what it was opened as; ``path`` the folder, or the ``.gguf`` file itself.
+    ``bos_token`` and ``eos_token`` are texts, ``""`` where there is none; ``special_texts``
+    holds all named special tokens for the chat template. No weight has been read.
+    """
+
+    name: str
+    revision: str | None
+    path: Path
+    format: Literal["safetensors", "gguf"]
+    weight_files: tuple[Path, ...]
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    is_demonstration: bool = False
+    special_texts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Hex SHA-256 that names what the model is, wherever it lies; see `content_hash`."""
+        return content_hash(self.path, self.format, self.weight_files)
+
+
+def open_checkpoint(
+    name: str, *, revision: str | None = None, notify: Callable[[str], None] | None = None
+) -> Checkpoint:
+    """Opens a model by name, fetching it if need be; reads no weights and runs no code of it.
+
+    ``name`` is a folder in Hugging Face's layout, a ``.gguf`` file, a listed name
+    (`LISTED_MODELS`), ``owner/repo[@revision]`` or ``owner/repo:QUANTISATION`` on the Hugging
+    Face hub. What exists on disk wins. ``notify`` is told in one line what is being fetched.
+
+    Raises `ModelError` when the model cannot be had, is damaged or cannot be run, and
+    `TemplateError` when its chat template is malformed.
+    """
+    located = locate(name, revision=revision, notify=notify or _silent)
+    parts = _gguf_parts(located.path) if located.path.is_file() else _folder_parts(located.path)
+    checkpoint = Checkpoint(
+        name=name,
+        revision=located.revision,
+        path=located.path,
+        is_demonstration=located.is_demonstration,
+        **parts,
+    )
+    if checkpoint.chat_template is not None:
+        compile_template(checkpoint.chat_template)
+    return checkpoint
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+def _gguf_parts(path: Path) -> dict[str, Any]:
+    header = read_gguf_header(path)
+    config = gguf_config(path, header)
+    definition, specials, names = gguf_tokenizer(path, header.metadata)
+    template = header.metadata.get("tokenizer.chat_template")
+    return {
+        "format": "gguf",
+        "weight_files": (path,),
+        "config": config,
+        "tokenizer": Tokenizer(definition, specials, num_embeddings=config.vocab_size),
+        "chat_template": template if isinstance(template, str) else None,
+        "bos_token": specials.bos_token,
+        "eos_token": specials.eos_token,
+        "special_texts": MappingProxyType(names),
+    }
+
+
+def _folder_parts(folder: Path) -> dict[str, Any]:
+    refuse_foreign_folder(folder)
+    raw = read_json(folder / "config.json")
+    config = hf_config(folder / "config.json", raw)
+    weight_files = find_weights(folder)
+    tokenizer, names = read_tokenizer(folder, raw, config.vocab_size)
+    return {
+        "format": "safetensors",
+        "weight_files": weight_files,
+        "config": config,
+        "tokenizer": tokenizer,
+        "chat_template": read_chat_template(folder),
+        "bos_token": names.get("bos_token", ""),
+        "eos_token": names.get("eos_token", ""),
+        "special_texts": MappingProxyType(names),
+    }

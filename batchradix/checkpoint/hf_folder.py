@@ -1,0 +1,148 @@
+"""Tokenizer and chat template of a model folder in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchradix.checkpoint.json_file import read_json, read_json_if_there
+from batchradix.checkpoint.tokenizer import AddedToken, SpecialTokens, Tokenizer
+from batchradix.errors import ModelError
+
+NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Raises `ModelError` for a folder that is no model of its own, saying what it is."""
+    if (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        raise ModelError(
+            f"{folder} is an adapter{f' for {base}' if base else ''}, not a model; "
+            f"merge it into its base model first (peft: merge_and_unload)"
+        )
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        raise ModelError(f"{folder} has no config.json; name the file {ggufs[0]} itself")
+    if (folder / "params.json").is_file():
+        raise ModelError(f"{folder} is not in Hugging Face's layout; convert the model to it first")
+    raise ModelError(
+        f"{folder} has no config.json, so it is no model folder; "
+        f"give the folder that holds config.json, tokenizer.json and *.safetensors"
+    )
+
+
+def read_tokenizer(
+    folder: Path, config: Mapping[str, Any], num_embeddings: int
+) -> tuple[Tokenizer, dict[str, str]]:
+    """The tokenizer and the texts of its named special tokens (``bos_token``, ...).
+
+    ``config`` is the content of ``config.json``, ``num_embeddings`` the model's vocabulary.
+    Raises `ModelError` when ``tokenizer.json`` is missing or malformed.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        others = [
+            n for n in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / n).is_file()
+        ]
+        found = f"; {others[0]} alone is not enough" if others else ""
+        raise ModelError(
+            f"{path} is missing{found}; save the tokenizer as tokenizer.json "
+            f"(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+        )
+    definition = read_json(path)
+    settings = read_json_if_there(folder / "tokenizer_config.json")
+    names = _named_specials(folder, settings)
+    generation = read_json_if_there(folder / "generation_config.json")
+    eos_ids = [
+        *_ids(folder / "generation_config.json", generation.get("eos_token_id")),
+        *_ids(folder / "config.json", config.get("eos_token_id")),
+    ]
+    explicit = "add_bos_token" in settings or "add_eos_token" in settings
+    try:
+        specials = SpecialTokens(
+            bos_token=names.get("bos_token", ""),
+            eos_token=names.get("eos_token", ""),
+            eos_ids=tuple(eos_ids),
+            add_bos=bool(settings.get("add_bos_token")) if explicit else None,
+            add_eos=bool(settings.get("add_eos_token")) if explicit else None,
+            extra=_listed_tokens(settings),
+        )
+        return Tokenizer(definition, specials, num_embeddings=num_embeddings), names
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} is malformed ({error!r}); fetch the model again") from error
+
+
+def _ids(path: Path, value: Any) -> list[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ModelError(f"{path}: eos_token_id is {value!r}, not a token id or a list of them")
+    return ids
+
+
+def _named_specials(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the named special tokens; a token is a string or an object with ``content``."""
+    old = read_json_if_there(folder / "special_tokens_map.json")
+    names = {}
+    for name in NAMED_SPECIALS:
+        value = settings.get(name, old.get(name))
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            names[name] = value
+    return names
+
+
+def _listed_tokens(settings: Mapping[str, Any]) -> tuple[AddedToken, ...]:
+    """The added tokens of ``tokenizer_config.json``, which may know more than the tokenizer."""
+    flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
+    return tuple(
+        AddedToken(
+            id=int(token_id),
+            content=entry["content"],
+            **{name: bool(entry.get(name, False)) for name in flags},
+        )
+        for token_id, entry in (settings.get("added_tokens_decoder") or {}).items()
+    )
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """The model's chat template, or None where it has none.
+
+    ``chat_template.jinja`` wins over ``chat_template.json``, that over the entry of
+    ``tokenizer_config.json``, as in `transformers`. Of several named templates ``default`` is taken.
+    """
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{jinja} cannot be read: {error}") from error
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        value = read_json_if_there(path).get("chat_template")
+        if value is not None:
+            return _default_template(path, value)
+    return None
+
+
+def _default_template(path: Path, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    templates: dict[str, Any] = {}
+    if isinstance(value, Mapping):
+        templates = dict(value)
+    elif isinstance(value, list):
+        templates = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
+    default = templates.get("default")
+    if default is None and len(templates) == 1:
+        default = next(iter(templates.values()))
+    if not isinstance(default, str):
+        known = ", ".join(re.sub(r"\s+", " ", str(name)) for name in templates) or "none"
+        raise ModelError(f"{path}: no chat template is named default (there are: {known})")
+    return default

@@ -1,0 +1,106 @@
+"""From a model's name to its files on disk."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchradix.checkpoint.listed import LISTED_MODELS
+from batchradix.errors import ModelError
+
+_HUB_NAME = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^\s:@]+))?(?::(?P<quantisation>[\w-]+))?"
+)
+_PATH_STARTS = ("/", "./", "../", "~")
+_PATH_ENDS = (".gguf", ".safetensors", ".bin", ".pt", ".json", "/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """A model on disk: ``path`` is a folder or a ``.gguf`` file that exists."""
+
+    path: Path
+    revision: str | None = None
+    is_demonstration: bool = False
+
+
+def locate(name: str, *, revision: str | None, notify: Callable[[str], None]) -> Located:
+    """Finds the model, fetching it if need be; what exists on disk wins over any other meaning.
+
+    Raises `ModelError` when there is no such model or it cannot be had.
+    """
+    path = _existing(name)
+    if path is not None or name in LISTED_MODELS:
+        if revision is not None:
+            raise ModelError(
+                f"a revision ({revision}) can only be asked of a model on the hub, "
+                f"and {name} is none; leave it out"
+            )
+        return _local(path) if path is not None else _listed(name, notify)
+    if not name.strip():
+        raise ModelError("the model's name is empty; give a folder, a .gguf file or a name")
+    match = _HUB_NAME.fullmatch(name)
+    if name.startswith(_PATH_STARTS) or name.endswith(_PATH_ENDS) or "\\" in name:
+        raise ModelError(f"there is no file or folder {name}; check the path of the model")
+    if match is None:
+        raise _unknown(name)
+    if revision is not None and match["revision"] not in (None, revision):
+        raise ModelError(f"{name} names another revision than {revision}; give one of the two")
+    return _on_hub(match, revision or match["revision"], notify)
+
+
+def _existing(name: str) -> Path | None:
+    if not name.strip():
+        return None
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, no home, a null character
+        return None
+
+
+def _local(path: Path) -> Located:
+    if path.is_dir():
+        return Located(path=path)
+    if path.suffix.lower() != ".gguf":
+        raise ModelError(f"{path} is not a .gguf file; give a model folder or a .gguf file")
+    return Located(path=path)
+
+
+def _listed(name: str, notify: Callable[[str], None]) -> Located:
+    from batchradix.checkpoint.download import fetch_listed
+
+    model = LISTED_MODELS[name]
+    return Located(path=fetch_listed(model, notify), is_demonstration=model.is_demonstration)
+
+
+def _on_hub(match: re.Match[str], revision: str | None, notify: Callable[[str], None]) -> Located:
+    from batchradix.checkpoint.hub import fetch_gguf, fetch_snapshot
+
+    repo, quantisation = match["repo"], match["quantisation"]
+    if quantisation is not None:
+        path = fetch_gguf(repo, quantisation, revision, notify)
+    else:
+        path = fetch_snapshot(repo, revision, notify)
+    return Located(path=path, revision=_commit(path) or revision)
+
+
+def _commit(path: Path) -> str | None:
+    """The commit that a file or folder in the hub's cache is of (``snapshots/COMMIT``)."""
+    parts = path.parts
+    if "snapshots" not in parts:
+        return None
+    after = parts[len(parts) - parts[::-1].index("snapshots") :]
+    return after[0] if after else None
+
+
+def _unknown(name: str) -> ModelError:
+    close = difflib.get_close_matches(name.lower(), list(LISTED_MODELS), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return ModelError(
+        f"there is no model {name}; {hint}give a folder, a .gguf file, owner/repo on the hub, "
+        f"or a listed name ({', '.join(LISTED_MODELS)})"
+    )
