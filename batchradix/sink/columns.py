@@ -1,0 +1,187 @@
+"""The result table's columns: names, order, types, and results turned into record batches.
+
+A shard holds the result columns with the answer nested in ``value`` plus ``content_key``; a
+finished file holds them as `result_schema` says. `arrange` goes from the one to the other, so
+``--keep`` and ``--unnest`` never touch what is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from batchradix.errors import OptionError
+from batchradix.sink.dictionaries import map_types
+from batchradix.types import Result
+
+EncodeValues = Callable[[list[Any]], Any]
+"""Values (None for null) to a ``pa.Array`` of the job's value type."""
+
+CONTENT_KEY = pa.field("content_key", pa.binary(16))
+_ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
+
+
+def result_schema(
+    *,
+    id_type: pa.DataType,
+    value_type: pa.DataType | None,
+    keep: pa.Schema | None = None,
+    unnest: bool = False,
+    metadata: Mapping[str, str],
+) -> pa.Schema:
+    """The schema of a finished file; the same whatever the rows hold.
+
+    Columns in order: ``id``; ``row`` int64, the input row's number from 0; ``status`` string
+    (ok, truncated, error); ``value`` of ``value_type``, absent when that is None, with
+    ``unnest`` one column a field of it instead; ``text`` large_string; ``error`` null or
+    struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
+    ``cached_tokens``, ``completion_tokens`` int32; then the columns of ``keep``, whose
+    dictionary indices become int32 so that the dictionaries of all batches fit together.
+    ``metadata`` becomes the schema's metadata.
+
+    Raises `OptionError` when a name would occur twice, or ``unnest`` finds no object.
+    """
+    before = [
+        pa.field("id", id_type),
+        pa.field("row", pa.int64()),
+        pa.field("status", pa.string()),
+    ]
+    after = [
+        pa.field("text", pa.large_string()),
+        pa.field("error", _ERROR_TYPE),
+        pa.field("finish_reason", pa.string()),
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("cached_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+    ]
+    fixed = {f.name for f in before + after}
+    if unnest:
+        values = _unnested(value_type, fixed)
+    else:
+        values = [] if value_type is None else [pa.field("value", value_type)]
+    kept = [] if keep is None else [f.with_type(_int32_indices(f.type)) for f in keep]
+    taken = fixed | {f.name for f in values}
+    colliding = sorted({f.name for f in kept if f.name in taken})
+    if colliding:
+        raise OptionError(
+            f"kept columns have the names of result columns: {', '.join(colliding)}; "
+            f"rename them in the input or do not keep them"
+        )
+    _refuse_doubles(kept)
+    return pa.schema(before + values + after + kept, metadata=dict(metadata) or None)
+
+
+def _unnested(value_type: pa.DataType | None, fixed: set[str]) -> list[pa.Field]:
+    if value_type is None or not pa.types.is_struct(value_type):
+        what = "there is no schema" if value_type is None else f"its values are {value_type}"
+        raise OptionError(f"unnest needs a schema whose top is an object with properties; {what}")
+    fields = [value_type.field(i).with_nullable(True) for i in range(value_type.num_fields)]
+    colliding = sorted({f.name for f in fields if f.name in fixed})
+    if colliding:
+        raise OptionError(
+            f"unnest would make columns with the names of result columns: "
+            f"{', '.join(colliding)}; rename these properties or leave out unnest"
+        )
+    _refuse_doubles(fields)
+    return fields
+
+
+def _refuse_doubles(fields: Sequence[pa.Field]) -> None:
+    names = [f.name for f in fields]
+    doubled = sorted({n for n in names if names.count(n) > 1})
+    if doubled:
+        raise OptionError(f"columns occur twice: {', '.join(doubled)}; rename one of each")
+
+
+def _int32_indices(type_: pa.DataType) -> pa.DataType:
+    return map_types(type_, lambda d: pa.dictionary(pa.int32(), d.value_type, ordered=d.ordered))
+
+
+def shard_schema(
+    *, id_type: pa.DataType, value_type: pa.DataType | None, job: str = ""
+) -> pa.Schema:
+    """The schema of a shard: result columns, the answer nested, and ``content_key``.
+
+    Dictionary-encoded values are stored plain, so that shards need no common dictionary.
+    ``job`` is the digest of the fingerprint of the job the results belong to.
+    """
+    plain = None if value_type is None else map_types(value_type, lambda d: d.value_type)
+    schema = result_schema(id_type=id_type, value_type=plain, metadata={"batchradix.job": job})
+    return schema.append(CONTENT_KEY)
+
+
+def results_to_batch(
+    results: Sequence[Result], schema: pa.Schema, encode_values: EncodeValues | None
+) -> pa.RecordBatch:
+    """Results as one record batch of ``schema`` (neither unnested nor with kept columns).
+
+    ``schema`` is that of `result_schema` or `shard_schema`. ``encode_values`` is called once
+    with the values in order and is None exactly when there is no ``value`` column. Text that
+    is not valid Unicode has its lone surrogates replaced by U+FFFD.
+    """
+    getters: dict[str, Callable[[Result], Any]] = {
+        "id": lambda r: r.id,
+        "row": lambda r: r.row,
+        "status": lambda r: r.status.value,
+        "text": lambda r: r.text,
+        "error": lambda r: r.error and {"code": r.error.code.value, "message": r.error.message},
+        "finish_reason": lambda r: r.finish_reason.value,
+        "prompt_tokens": lambda r: r.prompt_tokens,
+        "cached_tokens": lambda r: r.cached_tokens,
+        "completion_tokens": lambda r: r.completion_tokens,
+        "content_key": lambda r: r.content_key,
+    }
+    columns = []
+    for field in schema:
+        if field.name == "value":
+            assert encode_values is not None, "a value column needs an encoder"
+            array = encode_values([r.value for r in results])
+            if isinstance(array, pa.ChunkedArray):
+                array = array.combine_chunks()
+        else:
+            array = _array([getters[field.name](r) for r in results], field.type)
+        columns.append(array if array.type.equals(field.type) else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _array(items: list[Any], type_: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(items, type_)
+    except UnicodeEncodeError:
+        return pa.array([_clean(x) for x in items], type_)
+
+
+def _clean(item: Any) -> Any:
+    """Strings (in an error's dict as well) with lone surrogates replaced by U+FFFD."""
+    if isinstance(item, str):
+        return item.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(item, dict):
+        return {k: _clean(v) for k, v in item.items()}
+    return item
+
+
+def arrange(
+    batch: pa.RecordBatch, schema: pa.Schema, *, unnest: bool, kept: pa.RecordBatch | None
+) -> pa.RecordBatch:
+    """A batch of shard columns as one of the finished file's ``schema``.
+
+    ``kept`` has as many rows and holds, by name, the columns that ``batch`` does not.
+    """
+    columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns.pop(CONTENT_KEY.name)
+    if unnest:
+        value = columns.pop("value")
+        columns |= dict(zip([f.name for f in value.type], value.flatten(), strict=True))
+    if kept is not None:
+        columns |= {
+            name: kept.column(kept.schema.get_field_index(name))
+            for name in schema.names
+            if name not in columns
+        }
+    arrays = [
+        columns[f.name] if columns[f.name].type.equals(f.type) else columns[f.name].cast(f.type)
+        for f in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

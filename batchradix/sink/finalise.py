@@ -1,0 +1,228 @@
+"""From committed shards to the finished file: one row for every input row, in input order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from batchradix.errors import InputError, SinkError
+from batchradix.sink.columns import arrange
+from batchradix.sink.durable import publish
+from batchradix.sink.folder import RunFolder, is_finished, mark_finished
+from batchradix.sink.formats import open_writer, output_format
+from batchradix.sink.ordering import Piece, in_order
+from batchradix.sink.shards import (
+    Committed,
+    load_shard,
+    match_rows,
+    read_committed,
+    remove_partials,
+)
+from batchradix.types import I64
+
+__all__ = ["finalise", "is_finished"]
+
+KEPT_BYTES = 32 << 20
+_KEPT_MIN_ROWS = 64
+
+
+def finalise(
+    folder: RunFolder,
+    output_path: str | os.PathLike[str],
+    *,
+    schema: pa.Schema,
+    num_rows: int,
+    key_of_row: NDArray[Any] | None = None,
+    keep_batches: Iterator[pa.RecordBatch] | None = None,
+    unnest: bool = False,
+    ids: Any = None,
+) -> None:
+    """Writes the finished file from the committed shards and renames it into place last.
+
+    ``schema`` is that of `columns.result_schema`, ``unnest`` as it was there; ``output_path``
+    is the path the folder was acquired for. ``key_of_row`` as in `shards.match_rows`. ``ids``
+    (a ``pa.Array`` of num_rows) takes the place of the ids the shards hold, for inputs that
+    were edited between runs. ``keep_batches`` gives the kept columns of all input rows in
+    order, in batches of any size.
+
+    The file is a function of shards, schema, ids and kept columns: the same bytes each time,
+    however the rows lie in the shards. Memory is bounded (see `sink.ordering`). The shards
+    stay, and ``run.json`` notes that the output is finished.
+
+    Raises `SinkError` when rows are missing or answered twice differently (naming the counts)
+    or the file cannot be written, and `InputError` when ``keep_batches`` has not ``num_rows``
+    rows. The output is what it was before then, and what was committed stays.
+    """
+    committed = read_committed(folder)
+    source = match_rows(committed, num_rows, key_of_row)
+    _verify(committed, source, by_key=key_of_row is not None)
+    batches = zip_columns(
+        in_order(_pieces(folder, committed, source), num_rows, folder.tmp / "spool.arrow"),
+        schema,
+        keep_batches,
+        num_rows=num_rows,
+        unnest=unnest,
+        ids=ids,
+    )
+    try:
+        _write(folder, output_format(output_path), schema, batches)
+    except (OSError, pa.ArrowException) as e:
+        what = getattr(e, "strerror", None) or str(e)
+        raise SinkError(
+            f"the output {folder.shown} cannot be written: {what}; all {num_rows} rows are "
+            f"committed and stay, run again to finish"
+        ) from e
+    finally:
+        with contextlib.suppress(OSError):
+            remove_partials(folder)
+    mark_finished(folder, {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()})
+
+
+def _write(
+    folder: RunFolder, extension: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> None:
+    partial = folder.tmp / f"output{extension}"
+    writer = open_writer(partial, extension, schema)
+    try:
+        for batch in batches:
+            writer.write_batch(batch)
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    publish(partial, folder.output)
+
+
+def _verify(committed: Committed, source: I64, *, by_key: bool) -> None:
+    """Every row has a record; by row number alone, no two records may disagree."""
+    num_missing = int((source < 0).sum())
+    num_doubled = num_outside = 0
+    if not by_key:
+        num_rows = len(source)
+        inside = (committed.rows >= 0) & (committed.rows < num_rows)
+        num_outside = int((~inside).sum())
+        first = source[committed.rows[inside]]
+        keys = committed.content_keys
+        num_doubled = int((keys[inside] != keys[first]).sum())
+    if num_missing or num_doubled or num_outside:
+        raise SinkError(
+            f"the committed results do not make up the input's {len(source)} rows: "
+            f"{num_missing} missing, {num_doubled} answered twice for different prompts, "
+            f"{num_outside} beyond the input; run again, or with --restart"
+        )
+
+
+def _pieces(folder: RunFolder, committed: Committed, source: I64) -> Iterator[Piece]:
+    targets = np.full(len(committed), -1, dtype=np.int64)
+    targets[source] = np.arange(len(source))
+    stops = np.cumsum(np.bincount(committed.shard_of, minlength=len(committed.shards)))
+    start = 0
+    for path, stop in zip(committed.shards, stops.tolist(), strict=True):
+        if (targets[start:stop] >= 0).any():
+            yield load_shard(folder, path), targets[start:stop]
+        start = stop
+
+
+def zip_columns(
+    ordered: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    keep_batches: Iterator[pa.RecordBatch] | None,
+    *,
+    num_rows: int,
+    unnest: bool,
+    ids: Any = None,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of shard columns in input order to batches of ``schema`` with kept columns.
+
+    Raises `InputError` when ``keep_batches`` has not exactly ``num_rows`` rows.
+    """
+    kept = None if keep_batches is None else _Kept(keep_batches, num_rows)
+    row = 0
+    for window in ordered:
+        start = 0
+        while start < window.num_rows:
+            columns = None if kept is None else kept.take(window.num_rows - start)
+            part = window.slice(start, None if columns is None else columns.num_rows)
+            part = _numbered(part, row + start, ids)
+            yield arrange(part, schema, unnest=unnest, kept=columns)
+            start += part.num_rows
+        row += window.num_rows
+    if kept is not None:
+        kept.finish()
+
+
+def _numbered(part: pa.RecordBatch, row: int, ids: Any) -> pa.RecordBatch:
+    """The rows' numbers as they are in the input now, and their ids where given."""
+    numbers = pa.array(np.arange(row, row + part.num_rows, dtype=np.int64))
+    columns = {"row": numbers}
+    if ids is not None:
+        these = ids.slice(row, part.num_rows)
+        these = these.combine_chunks() if isinstance(these, pa.ChunkedArray) else these
+        columns["id"] = these.cast(part.schema.field("id").type)
+    for name, array in columns.items():
+        index = part.schema.get_field_index(name)
+        part = part.set_column(index, part.schema.field(index), array)
+    return part
+
+
+class _Kept:
+    """Kept columns as they come from the input, handed out in bounded pieces."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], num_rows: int) -> None:
+        self._batches = iter(batches)
+        self._expected = num_rows
+        self._given = 0
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, max_rows: int) -> pa.RecordBatch:
+        """Up to ``max_rows`` rows and about 32 MiB, but at least one row."""
+        pieces: list[pa.RecordBatch] = []
+        num_rows = num_bytes = 0
+        while num_rows < max_rows and num_bytes < KEPT_BYTES:
+            rest = self._next()
+            if rest is None:
+                break
+            if pieces and not rest.schema.equals(pieces[0].schema):
+                break
+            piece = rest.slice(0, max_rows - num_rows)
+            if piece.nbytes > KEPT_BYTES and piece.num_rows > _KEPT_MIN_ROWS:
+                fit = piece.num_rows * KEPT_BYTES // piece.nbytes
+                piece = piece.slice(0, max(_KEPT_MIN_ROWS, fit))
+            self._rest = rest.slice(piece.num_rows)
+            pieces.append(piece)
+            num_rows += piece.num_rows
+            num_bytes += piece.nbytes
+        self._given += num_rows
+        if not pieces:
+            self._refuse(self._given)
+        return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+
+    def finish(self) -> None:
+        extra = 0
+        while (rest := self._next()) is not None:
+            extra += rest.num_rows
+            self._rest = None
+        if extra:
+            self._refuse(self._given + extra)
+
+    def _refuse(self, found: int) -> None:
+        raise InputError(
+            f"the input has {found} rows now and had {self._expected} when it was read first; "
+            f"it changed during the run, so kept columns cannot be told apart"
+        )
+
+    def _next(self) -> pa.RecordBatch | None:
+        while self._rest is None or not self._rest.num_rows:
+            try:
+                self._rest = next(self._batches, None)
+            except OSError as e:
+                raise InputError(f"the input cannot be read again: {e}") from e
+            if self._rest is None:
+                return None
+        return self._rest

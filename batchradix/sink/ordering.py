@@ -1,0 +1,147 @@
+"""Rows in any order to rows in input order, with memory bounded by pieces, not by the job.
+
+An external sort on one integer: pieces are gathered to groups of some 32 MiB, each group is
+sorted by target row and appended to one uncompressed spool file, which is mapped into memory.
+Then every window of the output takes its rows from the few places where they lie. What stays
+in memory is 12 bytes a row. A job of one group needs no spool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from batchradix.types import I64
+
+GROUP_BYTES = 32 << 20
+WINDOW_ROWS = 16_384
+WINDOW_BYTES = 32 << 20
+_SPOOL_ROWS = 256
+
+Piece = tuple[pa.RecordBatch, I64]
+"""A batch and its rows' targets, int64[num_rows]; a row with target -1 is left out."""
+
+
+def in_order(
+    pieces: Iterable[Piece], num_rows: int, spool: Path | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of ``pieces`` by target 0..num_rows-1, each of which occurs once.
+
+    The batches yielded hold up to 16,384 rows or about 32 MiB; where they are cut depends on
+    the rows alone, not on the pieces. ``spool`` is a file to be made and removed; without
+    it everything stays in memory. Raises `OSError` when the spool cannot be written.
+    """
+    store = _SortedGroups(num_rows, spool)
+    try:
+        gathered: list[Piece] = []
+        num_bytes = 0
+        for batch, targets in pieces:
+            used = np.flatnonzero(targets >= 0)
+            if len(used) < batch.num_rows:
+                batch, targets = batch.take(pa.array(used)), targets[used]
+            if batch.num_rows:
+                gathered.append((batch, targets))
+                num_bytes += batch.nbytes
+            if num_bytes >= GROUP_BYTES:
+                store.add(gathered, spill=True)
+                gathered, num_bytes = [], 0
+        if gathered:
+            store.add(gathered, spill=store.spilled)
+        del gathered
+        store.seal()
+        for start, stop in store.windows():
+            yield store.take(start, stop)
+    finally:
+        store.close()
+
+
+class _SortedGroups:
+    """Sorted groups cut to small batches, and where each target row lies among them."""
+
+    def __init__(self, num_rows: int, spool: Path | None) -> None:
+        self._spool = spool
+        self._file: Any = None
+        self._writer: Any = None
+        self._batches: list[pa.RecordBatch] = []
+        self._num_batches = 0
+        self._batch_of = np.zeros(num_rows, dtype=np.int32)
+        self._position_of = np.zeros(num_rows, dtype=np.int32)
+        self._row_bytes = np.zeros(num_rows, dtype=np.int32)
+
+    @property
+    def spilled(self) -> bool:
+        return self._file is not None
+
+    def add(self, pieces: list[Piece], *, spill: bool) -> None:
+        targets = np.concatenate([t for _, t in pieces])
+        order = np.argsort(targets)
+        group = pa.concat_batches([b for b, _ in pieces]).take(pa.array(order))
+        targets = targets[order]
+        places = np.arange(len(targets))
+        self._batch_of[targets] = self._num_batches + places // _SPOOL_ROWS
+        self._position_of[targets] = places % _SPOOL_ROWS
+        self._row_bytes[targets] = _row_bytes(group)
+        for start in range(0, len(targets), _SPOOL_ROWS):
+            part = group.slice(start, _SPOOL_ROWS)
+            self._num_batches += 1
+            if spill and self._spool is not None:
+                self._open(group.schema).write_batch(part)
+            else:
+                self._batches.append(part)
+
+    def _open(self, schema: pa.Schema) -> Any:
+        if self._writer is None:
+            self._file = pa.OSFile(str(self._spool), "wb")
+            self._writer = pa.ipc.new_file(self._file, schema)
+        return self._writer
+
+    def seal(self) -> None:
+        """No more groups come."""
+        if self._writer is not None:
+            self._writer.close()
+            self._file.close()
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        start, num_rows = 0, len(self._row_bytes)
+        while start < num_rows:
+            sums = np.cumsum(self._row_bytes[start : start + WINDOW_ROWS], dtype=np.int64)
+            stop = start + max(1, int(np.searchsorted(sums, WINDOW_BYTES, side="right")))
+            yield start, stop
+            start = stop
+
+    def take(self, start: int, stop: int) -> pa.RecordBatch:
+        """Target rows [start, stop) in order; a copy that holds on to nothing."""
+        batch_of, position_of = self._batch_of[start:stop], self._position_of[start:stop]
+        order = np.argsort(batch_of, kind="stable")
+        cuts = np.flatnonzero(np.diff(batch_of[order])) + 1
+        batch = self._reader()
+        parts = [
+            batch(int(batch_of[places[0]])).take(pa.array(position_of[places]))
+            for places in np.split(order, cuts)
+        ]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pa.concat_batches(parts).take(pa.array(back))
+
+    def _reader(self) -> Any:
+        if not self.spilled:
+            return self._batches.__getitem__
+        # a fresh map for each window, so that pages read for the last one are let go
+        return pa.ipc.open_file(pa.memory_map(str(self._spool))).get_batch
+
+    def close(self) -> None:
+        self._batches = []
+        if self._spool is not None:
+            self._spool.unlink(missing_ok=True)
+
+
+def _row_bytes(batch: pa.RecordBatch) -> Any:
+    """int32[num_rows]: about what each row takes in memory, a function of the row alone."""
+    lengths = pc.fill_null(pc.binary_length(batch.column("text")), 0).to_numpy()
+    # the answer's value takes about as much as its text, a short error sentence included
+    return np.minimum(256 + 2 * lengths, np.iinfo(np.int32).max).astype(np.int32)
