@@ -1,0 +1,142 @@
+"""The state of one row's answer while it is generated: its tokens, its text, and its end."""
+
+from __future__ import annotations
+
+from batchradix.engine.grammar.state import GrammarState
+from batchradix.errors import RowError, RowErrorCode
+from batchradix.types import DetokenizerState, FinishReason, RowSettings
+
+
+class RowOutput:
+    """Takes one row's tokens and says when the answer is finished.
+
+    An answer ends, with ``stop``, at an end-of-sequence token, at a stop string, or as soon as
+    its grammar is complete (no step is spent on an end-of-sequence token then); with
+    ``length`` at ``max_tokens``, if it has not ended with that very token. Stop strings cut
+    structured answers as they cut free text, as in vLLM and OpenAI's interface: the answer is
+    then most likely not valid and says so, instead of ignoring what was asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: RowSettings,
+        max_tokens: int,
+        eos_ids: frozenset[int],
+        detokenizer: DetokenizerState,
+        grammar: GrammarState | None,
+    ) -> None:
+        self.grammar = grammar
+        self.token_ids: list[int] = []  # without the end-of-sequence token
+        self.completion_tokens = 0  # with it
+        self.finish_reason: FinishReason | None = None
+        self.error: RowError | None = None
+        self._max_tokens = max_tokens
+        self._eos_ids = eos_ids
+        self._detokenizer = detokenizer
+        self._text = StopText(settings.stop)
+
+    @property
+    def text(self) -> str:
+        """The answer's text, before the stop string if one ended it; whole characters only.
+
+        Until the answer is finished, text that may turn out to begin a stop string is left out,
+        so what was read once stays.
+        """
+        if self.finish_reason is None:
+            return self._text.certain()
+        return self._text.all()
+
+    def push(self, token_id: int) -> FinishReason | None:
+        """Appends a token; why the answer ended with it, or None. Constant time a token.
+
+        A token that the grammar forbids ends the row with `FinishReason.ERROR` and ``error``.
+        """
+        if self.finish_reason is not None:
+            raise ValueError("the answer is already finished")
+        self.completion_tokens += 1
+        if self.grammar is not None and not self.grammar.accept(token_id):
+            self.error = RowError(
+                RowErrorCode.ENGINE_FAILED,
+                f"token {token_id} was sampled though the output grammar does not allow it there",
+            )
+            return self._finish(FinishReason.ERROR)
+        if token_id in self._eos_ids:
+            return self._finish(FinishReason.STOP)
+        self.token_ids.append(token_id)
+        if self._text.append(self._detokenizer.push(token_id)):
+            return self._finish(FinishReason.STOP)
+        if self.grammar is not None and self.grammar.is_complete:
+            return self._finish(FinishReason.STOP)
+        if self.completion_tokens >= self._max_tokens:
+            return self._finish(FinishReason.LENGTH)
+        return None
+
+    def _finish(self, reason: FinishReason) -> FinishReason:
+        if not self._text.is_cut and self._text.append(self._detokenizer.finish()):
+            # The last half of a character, now U+FFFD, completed a stop string.
+            reason = FinishReason.STOP if reason is FinishReason.LENGTH else reason
+        self.finish_reason = reason
+        return reason
+
+
+class StopText:
+    """Text that grows at its end until the first of some stop strings is complete.
+
+    The text is cut where the stop string that is complete first begins (of several complete at
+    the same character, the longest), so it does not matter how the text was split into pieces.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._reach = max(map(len, stops), default=1) - 1  # of a stop string, before new text
+        self._parts: list[str] = []
+        self._num_chars = 0
+        self._tail = ""  # the last `_reach` characters
+        self.is_cut = False
+
+    def append(self, text: str) -> bool:
+        """Adds text; True when it completed a stop string, which is then cut off for good."""
+        if not text or self.is_cut:
+            return False
+        if self._stops:
+            window = self._tail + text
+            cut = self._first_stop(window)
+            if cut is not None:
+                self.is_cut = True
+                kept = self.all()[: self._num_chars - len(self._tail)] + window[:cut]
+                self._parts, self._num_chars = [kept], len(kept)
+                return True
+            self._tail = window[max(0, len(window) - self._reach) :]
+        self._parts.append(text)
+        self._num_chars += len(text)
+        return False
+
+    def all(self) -> str:
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    def certain(self) -> str:
+        """The text without an end that more text could complete to a stop string."""
+        text = self.all()
+        if self.is_cut:
+            return text
+        held = max((_overlap(self._tail, stop) for stop in self._stops), default=0)
+        return text[: len(text) - held]
+
+    def _first_stop(self, window: str) -> int | None:
+        found = []
+        for stop in self._stops:
+            start = window.find(stop)
+            if start >= 0:
+                found.append((start + len(stop), start))
+        return min(found)[1] if found else None
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of ``text`` are a true beginning of ``stop``."""
+    for num in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-num:]):
+            return num
+    return 0
