@@ -1,0 +1,63 @@
+"""What the model asks of attention: a pool, a plan once a step, a call every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from batchradix.engine.step import Step
+from batchradix.types import I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """The numbers of a model that a backend needs; ``scale`` multiplies the scores."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AttentionBackend(Protocol):
+    """Owns the layout of the pool; pool and plan are opaque to everyone else.
+
+    Legend: T queries of the step, H query heads, K key heads, E head dimension.
+    """
+
+    def allocate(self, num_slots: int) -> Any:
+        """A pool of keys and values of ``num_slots`` tokens, its memory undefined."""
+        ...
+
+    def move(self, pool: Any, moves: I64) -> None:
+        """Copies (source, target, num_slots) runs in every layer, all reads first."""
+        ...
+
+    def poison(self, pool: Any, slot_start: int, num_slots: int) -> None:
+        """Fills slots with NaN in every layer; for tests."""
+        ...
+
+    def plan(self, step: Step) -> Any:
+        """Everything of the step that does not depend on the layer."""
+        ...
+
+    def run(
+        self,
+        layer: int,
+        q_THE: torch.Tensor,
+        k_TKE: torch.Tensor,
+        v_TKE: torch.Tensor,
+        pool: Any,
+        plan: Any,
+    ) -> torch.Tensor:
+        """Writes keys and values of the step's queries to the pool, then attends.
+
+        ``q_THE`` may be float32 beside another model dtype; returns [T, H · E] in the model
+        dtype. Reads no slot outside the step's pieces.
+        """
+        ...

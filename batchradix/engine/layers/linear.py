@@ -1,0 +1,78 @@
+"""Linear layers, packed for oneDNN where the CPU has it.
+
+A packed weight is 1.3 to 2 times faster for the few rows of a decode step, and a row's result
+does not depend on how many rows stand beside it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Linear(Protocol):
+    """``x`` [T, in] to [T, out], in the dtype of ``x``."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainLinear:
+    """The layer as torch does it, on any device; keeps ``weight`` [out, in] as it is."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class PackedLinear:
+    """The layer with its weight in oneDNN's blocked layout; ``weight`` itself is not kept.
+
+    Every row of the result is the same, bit for bit, whatever the number of rows.
+    """
+
+    ROWS_HINT = 16
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS_HINT)
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 1:  # a single row takes another kernel, with another order of sums
+            return self._multiply(x.expand(2, -1).contiguous())[:1]
+        return self._multiply(x.contiguous())
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.packed, self.bias, "none", [], ""
+        )
+        return out
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The fastest layer for ``weight`` [out, in]; the caller should drop its reference."""
+    if can_pack(weight.device.type, weight.dtype):
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
+@cache
+def can_pack(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether packed layers work here and give what plain ones give; tried once a dtype."""
+    if device_type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    weight = torch.linspace(-1, 1, 48 * 32).sin().view(48, 32).to(dtype)
+    x = torch.linspace(-2, 2, 3 * 32).cos().view(3, 32).to(dtype)
+    bias = torch.linspace(0, 1, 48).to(dtype)
+    try:
+        packed = PackedLinear(weight, bias)(x).float()
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    plain = functional.linear(x.double(), weight.double(), bias.double()).float()
+    tolerance = 1e-4 if dtype == torch.float32 else 6e-2
+    return bool(torch.allclose(packed, plain, rtol=tolerance, atol=tolerance))

@@ -1,0 +1,152 @@
+"""Runs steps on the model: owns weights, KV pool, attention backend and kept hidden states.
+
+It takes no scheduling decision: what to compute, where keys and values go and what is kept is
+all in the `Step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.config import EngineSettings
+from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.registry import make_backend
+from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.registry import CausalLM, load_model
+from batchradix.engine.step import Step
+from batchradix.errors import OutOfMemoryError
+from batchradix.types import I64
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class ModelRunner:
+    """Loads the weights and allocates a pool of ``settings.kv_tokens`` slots.
+
+    Raises `ModelError` when the weights cannot be loaded and `OutOfMemoryError` when they or
+    the pool do not fit.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
+        config = checkpoint.config
+        torch.set_num_threads(settings.num_threads)
+        self._device = torch.device(settings.device)
+        self._vocab_size = config.vocab_size
+        self._holds: dict[int, torch.Tensor] = {}
+        self._logits: torch.Tensor | None = None
+        dtype = _DTYPES[settings.dtype]
+        self._attention = make_backend(
+            settings.attention,
+            AttentionShape(
+                num_layers=config.num_layers,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                scale=config.head_dim**-0.5,
+                dtype=dtype,
+                device=self._device,
+            ),
+        )
+        with torch.inference_mode():
+            try:
+                self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
+                self._pool = self._attention.allocate(settings.kv_tokens)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise OutOfMemoryError(
+                    f"memory ran out while loading {checkpoint.name} in {settings.dtype} with "
+                    f"room for {settings.kv_tokens} tokens of keys and values; lower kv_tokens "
+                    f"or use a smaller model"
+                ) from error
+
+    @property
+    def num_holds(self) -> int:
+        """Hidden states kept for rows that wait for their first token."""
+        return len(self._holds)
+
+    def launch(self, step: Step) -> None:
+        """Runs the step; on a device it may still be running when this returns.
+
+        Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit.
+        """
+        assert self._model is not None, "the runner is closed"
+        assert self._logits is None, "the step before was not collected"
+        with torch.inference_mode():
+            try:
+                self._logits = self._run(self._model, step)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise OutOfMemoryError(
+                    f"memory ran out in a step of {step.num_tokens} tokens and "
+                    f"{len(step.logit_sources)} rows; lower prefill_tokens, batch_size or kv_tokens"
+                ) from error
+
+    def collect(self) -> torch.Tensor:
+        """The launched step's logits, float32[R, vocab_size] on the device, R as in the step."""
+        assert self._logits is not None, "no step was launched"
+        logits, self._logits = self._logits, None
+        return logits
+
+    def close(self) -> None:
+        """Drops weights, pool and kept states; idempotent."""
+        self._model = None
+        self._pool = None
+        self._logits = None
+        self._holds.clear()
+
+    def poison_free(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fills the slots ``[start, end)`` with NaN: whoever reads them is found out."""
+        with torch.inference_mode():
+            for start, end in ranges:
+                self._attention.poison(self._pool, start, end - start)
+
+    def _run(self, model: CausalLM, step: Step) -> torch.Tensor:
+        self._attention.move(self._pool, step.moves)
+        hidden: torch.Tensor | None = None
+        if step.num_tokens > 0:
+            hidden = model.forward(
+                Batch(
+                    token_ids=self._tensor(step.token_ids),
+                    positions=self._tensor(step.positions),
+                    attention=self._attention,
+                    plan=self._attention.plan(step),
+                    pool=self._pool,
+                )
+            )
+            for query, hold in zip(step.hold_queries.tolist(), step.hold_ids.tolist(), strict=True):
+                self._holds[hold] = hidden[query].clone()
+        if len(step.logit_sources) == 0:
+            logits = torch.empty((0, self._vocab_size), device=self._device)
+        else:
+            logits = model.logits(self._sources(hidden, step.logit_sources))
+        for hold in step.free_holds.tolist():
+            del self._holds[hold]
+        return logits
+
+    def _sources(self, hidden: torch.Tensor | None, sources: I64) -> torch.Tensor:
+        """The hidden states [R, hidden] that the step wants logits of."""
+        is_query = sources >= 0
+        if hidden is not None and is_query.all():
+            return hidden.index_select(0, self._tensor(sources))
+        rows = [
+            self._holds[-1 - source] if hidden is None or source < 0 else hidden[source]
+            for source in sources.tolist()
+        ]
+        return torch.stack(rows)
+
+    def _tensor(self, array: I64) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,91 @@
+"""Tensors of a GGUF file under their Hugging Face names, dequantised one by one.
+
+The reader and the dequantisation are the gguf package's. Files of the llama architecture hold
+the rows of q and k with the two halves of each head interleaved (what llama.cpp rotates by
+adjacent pairs); they are put back half beside half.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.errors import ModelError
+
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+class GgufSource:
+    """Implements `TensorSource`. Raises `ModelError` for a file that is no GGUF file."""
+
+    def __init__(self, paths: Sequence[Path], config: ModelConfig) -> None:
+        from gguf import GGUFReader
+
+        self.files: dict[str, Path] = {}
+        self._tensors: dict[str, Any] = {}
+        self._interleaved_heads = (
+            {".self_attn.q_proj.": config.num_heads, ".self_attn.k_proj.": config.num_kv_heads}
+            if config.architecture in ("LlamaForCausalLM", "MistralForCausalLM")
+            else {}
+        )
+        for path in paths:
+            try:
+                reader = GGUFReader(path)
+            except (OSError, ValueError, KeyError, IndexError) as error:
+                raise ModelError(f"{path} cannot be read as GGUF: {error}") from error
+            for tensor in reader.tensors:
+                name = hugging_face_name(tensor.name)
+                self.files[name] = path
+                self._tensors[name] = tensor
+
+    def read(self, name: str) -> torch.Tensor:
+        from gguf import dequantize
+
+        stored = self._tensors[name]
+        try:
+            values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(
+                stored.data, stored.tensor_type
+            )
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{self.files[name]}: tensor {stored.name} is quantised as "
+                f"{stored.tensor_type.name}, which cannot be read; use another quantisation"
+            ) from error
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32))
+        for part, num_heads in self._interleaved_heads.items():
+            if part in name and tensor.shape[0] % (2 * num_heads) == 0:
+                pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
+                return pairs.transpose(1, 2).reshape(tensor.shape)
+        return tensor
+
+
+def hugging_face_name(name: str) -> str:
+    """A GGUF tensor's name in Hugging Face's spelling; unknown names stay as they are."""
+    match = _LAYER_NAME.fullmatch(name)
+    if match and match[2] in _IN_LAYER:
+        return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+    return _OUTSIDE.get(name, name)

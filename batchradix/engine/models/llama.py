@@ -1,0 +1,128 @@
+"""Llama and Mistral (Touvron et al. 2023; Jiang et al. 2023).
+
+Shapes: T tokens, D hidden, H query heads, K key heads, E head dimension, F feed-forward,
+R rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.engine.layers.embedding import Embedding
+from batchradix.engine.layers.linear import make_linear
+from batchradix.engine.layers.norm import RMSNorm
+from batchradix.engine.layers.rotary import Rotary
+from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.load import Weights
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+class LlamaAttention:
+    def __init__(self, config: ModelConfig, layer: int, rotary: Rotary, weights: Weights) -> None:
+        name = f"model.layers.{layer}.self_attn"
+        self.layer = layer
+        self.rotary = rotary
+        self.head_dim = config.head_dim
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self.qkv_proj = weights.linear(
+            [f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"],
+            [q_size, kv_size, kv_size],
+            config.hidden_size,
+            bias=config.attention_bias,
+        )
+        self.o_proj = weights.linear(
+            [f"{name}.o_proj"], [config.hidden_size], q_size, bias=config.output_bias
+        )
+
+    def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+        heads = self.qkv_proj(x_TD).view(x_TD.shape[0], -1, self.head_dim)
+        qk, v_TKE = torch.split(
+            heads, (self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1
+        )
+        qk = self.rotary.rotate(self.normalise(qk), angles)
+        q_THE, k_TKE = torch.split(qk, (self.num_heads, self.num_kv_heads), dim=1)
+        out = batch.attention.run(self.layer, q_THE, k_TKE, v_TKE, batch.pool, batch.plan)
+        return self.o_proj(out)
+
+    def normalise(self, qk: torch.Tensor) -> torch.Tensor:
+        """[T, H + K, E]: query heads, then key heads; a family may normalise them."""
+        return qk
+
+
+class LlamaMLP:
+    def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
+        name = f"model.layers.{layer}.mlp"
+        self.size = config.intermediate_size
+        self.gate_up_proj = weights.linear(
+            [f"{name}.gate_proj", f"{name}.up_proj"],
+            [self.size, self.size],
+            config.hidden_size,
+            bias=config.mlp_bias,
+        )
+        self.down_proj = weights.linear(
+            [f"{name}.down_proj"], [config.hidden_size], self.size, bias=config.mlp_bias
+        )
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = torch.split(self.gate_up_proj(x_TD), self.size, dim=-1)
+        return self.down_proj(functional.silu(gate_TF).mul_(up_TF))
+
+
+class LlamaLayer:
+    def __init__(
+        self, config: ModelConfig, layer: int, attention: LlamaAttention, weights: Weights
+    ) -> None:
+        name = f"model.layers.{layer}"
+        size, epsilon = (config.hidden_size,), config.rms_norm_eps
+        self.attention = attention
+        self.mlp = LlamaMLP(config, layer, weights)
+        self.input_norm = RMSNorm(weights.take(f"{name}.input_layernorm.weight", size), epsilon)
+        self.mlp_norm = RMSNorm(
+            weights.take(f"{name}.post_attention_layernorm.weight", size), epsilon
+        )
+
+    def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+        x_TD = x_TD + self.attention(self.input_norm(x_TD), angles, batch)
+        return x_TD.add_(self.mlp(self.mlp_norm(x_TD)))
+
+
+class Llama:
+    """Implements `registry.CausalLM`. Raises `ModelError` when the weights do not fit."""
+
+    attention_class = LlamaAttention
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        table_size = (config.vocab_size, config.hidden_size)
+        self.rotary = Rotary(config.rope, config.head_dim, weights.device)
+        self.embedding = Embedding(weights.take("model.embed_tokens.weight", table_size))
+        self.layers = [
+            LlamaLayer(config, i, self.attention_class(config, i, self.rotary, weights), weights)
+            for i in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(
+            weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps
+        )
+        self.head = make_linear(
+            self.embedding.weight
+            if config.tie_embeddings
+            else weights.take("lm_head.weight", table_size)
+        )
+        weights.finish(unused=["lm_head.weight"] if config.tie_embeddings else [])
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, D] before the last norm, in the model's dtype."""
+        x_TD = self.embedding(batch.token_ids)
+        angles = self.rotary.angles(batch.positions)
+        for layer in self.layers:
+            x_TD = layer(x_TD, angles, batch)
+        return x_TD
+
+    def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
+        """Rows of `forward`'s result to float32[R, V]."""
+        return self.head(self.norm(x_RD)).float()

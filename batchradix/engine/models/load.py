@@ -1,0 +1,118 @@
+"""Reads a model's tensors one by one into the layers that keep them.
+
+Each tensor is read, converted to the run's dtype, put where it belongs and dropped before the
+next, so that loading needs one layer's memory beside what the model keeps. Names are those of
+Hugging Face checkpoints; the GGUF reader maps them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.engine.layers.linear import Linear, make_linear
+from batchradix.engine.models.gguf_source import GgufSource
+from batchradix.engine.models.safetensors_source import SafetensorsSource
+from batchradix.errors import ModelError
+
+# What files carry beside the weights: tables that are computed anew.
+_DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.weight$")
+
+
+class TensorSource(Protocol):
+    """The tensors of a checkpoint by their Hugging Face names."""
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The file of every tensor that the checkpoint holds."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """On the CPU, in a floating dtype. Raises `ModelError` when it cannot be had."""
+        ...
+
+
+def open_source(checkpoint: Checkpoint) -> TensorSource:
+    """Raises `ModelError` when a file is missing or damaged."""
+    if checkpoint.format == "gguf":
+        return GgufSource(checkpoint.weight_files, checkpoint.config)
+    return SafetensorsSource(checkpoint.weight_files)
+
+
+class Weights:
+    """Hands out each tensor once, checked for shape, in one dtype on one device."""
+
+    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._source = source
+        self._taken: set[str] = set()
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Raises `ModelError` naming tensor and file when it is missing or has another shape."""
+        return self.take_stacked([name], [shape])
+
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Several tensors, one after the other along their first dimension."""
+        size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        stacked = torch.empty(size, dtype=self.dtype, device=self.device)
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            stacked[start : start + shape[0]].copy_(self._read(name, tuple(shape)))
+            start += shape[0]
+        return stacked
+
+    def linear(
+        self, names: Sequence[str], out_sizes: Sequence[int], in_size: int, *, bias: bool
+    ) -> Linear:
+        """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side."""
+        weight = self.take_stacked(
+            [f"{name}.weight" for name in names], [(size, in_size) for size in out_sizes]
+        )
+        if not bias:
+            return make_linear(weight)
+        stacked = self.take_stacked(
+            [f"{name}.bias" for name in names], [(size,) for size in out_sizes]
+        )
+        return make_linear(weight, stacked)
+
+    def finish(self, *, unused: Iterable[str] = ()) -> None:
+        """Raises `ModelError` when the checkpoint holds a tensor that no layer took.
+
+        ``unused`` names tensors that may be there without being needed.
+        """
+        left = set(self._source.files) - self._taken - set(unused)
+        unexpected = sorted(name for name in left if not _DERIVED.search(name))
+        if unexpected:
+            file = self._source.files[unexpected[0]]
+            more = f" (and {len(unexpected) - 1} more)" if len(unexpected) > 1 else ""
+            raise ModelError(
+                f"{file} holds the tensor {unexpected[0]}{more}, which this architecture does "
+                f"not use; its config does not describe these weights"
+            )
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        files = self._source.files
+        if name not in files:
+            among = ", ".join(sorted({path.name for path in files.values()})) or "no file"
+            raise ModelError(
+                f"the model has no tensor {name} (looked in {among}); fetch it again or use "
+                f"another copy"
+            )
+        tensor = self._source.read(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{files[name]}: tensor {name} has shape {list(tensor.shape)}, but the config "
+                f"asks for {list(shape)}"
+            )
+        self._taken.add(name)
+        return tensor
+
+
+def weights_of(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+    return Weights(open_source(checkpoint), dtype, device)

@@ -1,0 +1,58 @@
+"""Which class runs which architecture: one line a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.llama import Llama
+from batchradix.engine.models.load import Weights, open_source
+from batchradix.engine.models.qwen import Qwen2, Qwen3
+from batchradix.errors import ModelError
+
+
+class CausalLM(Protocol):
+    """A decoder whose attention sees the whole prefix."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, hidden] of the batch's tokens, before the last norm."""
+        ...
+
+    def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
+        """Rows of hidden states to float32[R, vocab_size]."""
+        ...
+
+
+FAMILIES: Mapping[str, Callable[[ModelConfig, Weights], CausalLM]] = {
+    "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Llama,
+    "Qwen2ForCausalLM": Qwen2,
+    "Qwen3ForCausalLM": Qwen3,
+}
+
+
+def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """Builds the model and reads its weights.
+
+    Raises `ModelError` for an architecture that is not in `FAMILIES`, for attention over a
+    sliding window shorter than the context, and for tensors that are missing, left over,
+    mis-shaped or unreadable.
+    """
+    config = checkpoint.config
+    if config.architecture not in FAMILIES:
+        raise ModelError(
+            f"the model's architecture {config.architecture} is not supported; "
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    if config.sliding_window is not None:
+        raise ModelError(
+            f"the model attends over a sliding window of {config.sliding_window} tokens within "
+            f"a context of {config.context_length}, which is not supported; use a model with "
+            f"full attention"
+        )
+    return FAMILIES[config.architecture](config, Weights(open_source(checkpoint), dtype, device))

@@ -1,0 +1,36 @@
+"""Merging partial attention over disjoint sets of keys, exactly.
+
+Attention over keys ``A ∪ B`` is the average of attention over ``A`` and over ``B`` weighted by
+the exponentials of their log-sum-exps (online softmax, Milakov and Gimelshein 2018; used for
+shared prefixes by Hydragen, 2024, and by cascade inference).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from batchradix_kernels.lse_merge.reference import lse_merge_reference
+
+__all__ = ["lse_merge", "lse_merge_reference", "merge_outputs"]
+
+
+def merge_outputs(outputs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
+    """The merged output alone; see `lse_merge`."""
+    if outputs.shape[0] == 1:
+        return outputs[0]
+    weights = torch.softmax(lses, dim=0).unsqueeze(-1)
+    merged = outputs[0] * weights[0]
+    for part in range(1, outputs.shape[0]):
+        merged.addcmul_(outputs[part], weights[part])
+    return merged
+
+
+def lse_merge(outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merges ``P`` partial results.
+
+    ``outputs``: float32[P, ..., E], each part normalised over its own keys; ``lses``:
+    float32[P, ...], natural logarithms, ``-inf`` where a part has no key (its output must then
+    be finite, say zero). At least one part of every row has keys.
+    Returns float32[..., E] and float32[...].
+    """
+    return merge_outputs(outputs, lses), torch.logsumexp(lses, dim=0)
