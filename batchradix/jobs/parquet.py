@@ -1,0 +1,97 @@
+"""Parquet files: read by row group, only the columns wanted, in batches of bounded bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchradix.errors import InputError
+from batchradix.jobs.base import BATCH_BYTES
+from batchradix.jobs.files import InputFile, first_line
+from batchradix.jobs.tables import TableSource, unify_schemas
+
+_READ_BUFFER_BYTES = 1 << 20
+# A dictionary can hide any number of repetitions in a column chunk of this size or more.
+_PROBE_BYTES = 8 << 20
+
+
+class ParquetSource(TableSource):
+    """One Parquet file or several with one schema, one after the other."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[InputFile],
+        *,
+        id_column: str | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self._files = tuple(files)
+        self._footers: list[Any] = []
+        schemas = []
+        for file in files:
+            with _open(file) as parquet:
+                self._footers.append(parquet.metadata)
+                schemas.append((file.name, parquet.schema_arrow))
+        schema = schemas[0][1] if len(files) == 1 else unify_schemas(schemas)
+        num_rows = sum(footer.num_rows for footer in self._footers)
+        super().__init__(name, schema, num_rows, id_column=id_column, limit=limit)
+
+    def _record_batches(self, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        for file, footer in zip(self._files, self._footers, strict=True):
+            with _open(file, footer) as parquet:
+                names = [c for c in columns if c in set(parquet.schema_arrow.names)]
+                for group in range(footer.num_row_groups):
+                    with _damage_in(file, f"row group {group}"):
+                        yield from _group_batches(parquet, group, names, batch_rows)
+
+
+def _open(file: InputFile, footer: Any = None) -> pq.ParquetFile:
+    file.check_unchanged()
+    with _damage_in(file, "its footer"):
+        return pq.ParquetFile(
+            str(file.path),
+            metadata=footer,
+            pre_buffer=False,
+            buffer_size=_READ_BUFFER_BYTES,
+            page_checksum_verification=True,
+        )
+
+
+@contextlib.contextmanager
+def _damage_in(file: InputFile, part: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{file.name} is damaged, cut short or not Parquet after all; "
+            f"reading {part} failed: {first_line(error)}"
+        ) from None
+
+
+def _group_batches(
+    parquet: pq.ParquetFile, group: int, names: list[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    chunks = _chunks(parquet.metadata.row_group(group), names)
+    row_bytes = sum(c.total_uncompressed_size for c in chunks) // max(
+        1, parquet.metadata.row_group(group).num_rows
+    )
+    if any(c.has_dictionary_page and c.total_uncompressed_size >= _PROBE_BYTES for c in chunks):
+        probe = parquet.iter_batches(batch_size=1, row_groups=[group], columns=names)
+        row_bytes = max(row_bytes, next(probe).nbytes)
+    batch_size = max(1, min(batch_rows, BATCH_BYTES // max(1, row_bytes)))
+    batches = parquet.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
+    for batch in batches:
+        # A dotted name also brings in the field of that path; `select` leaves it out again.
+        yield batch.select(names)
+
+
+def _chunks(row_group: Any, names: list[str]) -> list[Any]:
+    """The column chunks below the top-level columns of these names."""
+    found = (row_group.column(i) for i in range(row_group.num_columns))
+    starts = tuple(f"{name}." for name in names)
+    return [c for c in found if c.path_in_schema in names or c.path_in_schema.startswith(starts)]
