@@ -1,0 +1,403 @@
+"""Rows to prompts: the door of this room.
+
+A job asks in one of four ways, settled once in `PromptBuilder`: the input's ``messages`` (chat)
+or ``prompt`` (raw) column, a template over columns (raw, or chat), or an instruction with a
+column (chat). Everything that can be refused without reading rows is refused when the builder
+is made or its columns are checked; what befalls a single row is that row's `RowError`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.config import PromptOptions
+from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.prompts.chat import ChatTemplate, Conversation
+from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span
+from batchradix.prompts.instruction import shared_text, user_conversation
+from batchradix.prompts.messages import read_conversation
+from batchradix.prompts.row_problem import RowProblem
+from batchradix.prompts.surrogates import clean_text
+from batchradix.prompts.template import SCHEMA_PLACE, Place, Template, parse_place, parse_template
+from batchradix.prompts.tokenise import encode_prompts
+from batchradix.prompts.values import render_value
+from batchradix.prompts.view import PromptView, SpanView
+from batchradix.types import Row, TokenTable
+
+_INPUT_COLUMNS = ("messages", "prompt", "tools")
+_LISTED_COLUMNS = 30  # names that a message lists at most
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """Prompts of a batch of rows. ``tokens`` has one row for each, in order, empty where the row
+    has an error; ``errors`` is keyed by position in the batch. ``num_cleaned``: rows in which
+    lone surrogates were replaced by U+FFFD."""
+
+    tokens: TokenTable
+    errors: dict[int, RowError]
+    num_cleaned: int
+
+
+class PromptBuilder:
+    """Turns rows into token ids by one job's options.
+
+    ``columns``: the input's top-level columns where they are known, else None (then call
+    `check_columns` once they are). ``schema_text``: the output schema as compact JSON text.
+
+    Raises `TemplateError`, `OptionError` or `InputError` for what no row could mend.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: PromptOptions,
+        *,
+        columns: Sequence[str] | None,
+        schema_text: str | None = None,
+    ) -> None:
+        self._options = options
+        self._tokenizer = checkpoint.tokenizer
+        self._schema_text = None if schema_text is None else clean_text(schema_text)
+        self._system = None if options.system is None else clean_text(options.system)
+        self._matcher = AddedTokenMatcher(checkpoint.tokenizer.added_tokens)
+        self._template = self._parse(columns or ())
+        self._no_chat = "the model has no chat template"
+        self._chat = self._open_chat(checkpoint)
+        self._check_options()
+        self._check_chat()
+        if columns is not None:
+            self.check_columns(columns)
+
+    # -- what the job asks for ------------------------------------------------------------
+
+    @property
+    def required_columns(self) -> frozenset[str]:
+        """Top-level input columns that prompts are made of; readers need no others for them."""
+        if self._template is None:
+            return frozenset(_INPUT_COLUMNS)
+        return frozenset(place.column for place in self._template.places)
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Refuses a job whose input has not the columns it needs; ``columns`` is what the input
+        has. Nothing is refused where it is empty, as an input without rows has no columns.
+
+        Raises `TemplateError`, `OptionError` or `InputError`.
+        """
+        if not columns:
+            return
+        self._template = self._parse(columns)
+        if self._template is None:
+            self._check_input_columns(columns)
+            return
+        for place in self._template.places:
+            if place.column not in columns:
+                raise TemplateError(self._unknown(place, columns))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed and probably not meant, a sentence each."""
+        return tuple(self._warnings())
+
+    # -- rows -----------------------------------------------------------------------------
+
+    def encode(self, rows: Sequence[Row]) -> PromptBatch:
+        """Token ids of the rows' prompts. Rows that carry an error are passed over."""
+        prompts: list[list[Span]] = []
+        errors: dict[int, RowError] = {}
+        num_cleaned = 0
+        for position, row in enumerate(rows):
+            spans: list[Span] = []
+            if row.error is None:
+                try:
+                    spans, cleaned = _cleaned(self._spans(row))
+                    num_cleaned += cleaned
+                except RowProblem as problem:
+                    errors[position] = problem.at(row)
+            prompts.append(spans)
+        tokens = encode_prompts(self._tokenizer, prompts)
+        lengths = tokens.lengths
+        for position, row in enumerate(rows):
+            if lengths[position] == 0 and row.error is None and position not in errors:
+                errors[position] = _empty(row)
+        return PromptBatch(tokens, errors, num_cleaned)
+
+    def explain(self, row: Row) -> PromptView:
+        """One row's prompt with its spans and their ids, for people to look at."""
+        if row.error is not None:
+            return PromptView(error=row.error)
+        try:
+            spans, _ = _cleaned(self._spans(row))
+        except RowProblem as problem:
+            return PromptView(error=problem.at(row))
+        table = encode_prompts(self._tokenizer, [[span] for span in spans])
+        if table.num_tokens == 0:
+            return PromptView(error=_empty(row))
+        return PromptView(
+            spans=tuple(
+                SpanView(
+                    text=span.text,
+                    is_token=span.token_id is not None,
+                    ids=tuple(table[i].tolist()),
+                )
+                for i, span in enumerate(spans)
+            )
+        )
+
+    def _spans(self, row: Row) -> list[Span]:
+        if self._template is None:
+            return self._input_spans(row)
+        pieces = self._template.pieces(row.values)
+        if self._chat is None:
+            return self._raw_spans(pieces)
+        return self._chat.spans(user_conversation(pieces, self._chat, self._system))
+
+    def _input_spans(self, row: Row) -> list[Span]:
+        """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
+        values = row.values
+        if values.get("messages") is not None:
+            if self._chat is None:
+                raise RowProblem(
+                    RowErrorCode.TEMPLATE_FAILED,
+                    f"the row has 'messages', and {self._no_chat}",
+                )
+            tools = values.get("tools")
+            return self._chat.spans(
+                read_conversation(values["messages"], tools, self._chat, self._system)
+            )
+        if values.get("prompt") is None:
+            code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
+            if "prompt" in values or "messages" in values:
+                name = "prompt" if "prompt" in values else "messages"
+                code, what = RowErrorCode.NULL_FIELD, f"has null in field {name!r}"
+            raise RowProblem(code, f"the row {what}; fill it in or leave the row out")
+        if self._system is not None:
+            raise RowProblem(
+                RowErrorCode.BAD_VALUE,
+                "a system message was given and this row has a raw 'prompt', not 'messages'",
+            )
+        prompt = values["prompt"]
+        if isinstance(prompt, (dict, list, tuple)):
+            raise RowProblem(
+                RowErrorCode.BAD_VALUE,
+                f"field 'prompt' must be text, not {type(prompt).__name__}; chat messages belong "
+                f"into a column named 'messages'",
+            )
+        return self._raw_spans([Piece(render_value(prompt, "prompt"), True)])
+
+    def _raw_spans(self, pieces: list[Piece]) -> list[Span]:
+        """Raw text with what the tokenizer puts around it, which is never put there twice."""
+        spans = self._matcher.cut_pieces(pieces)
+        prefix = self._tokenizer.prefix_ids
+        if prefix and not (spans and spans[0].token_id == prefix[0]):
+            spans = [*map(self._token_span, prefix), *spans]
+        return [*spans, *map(self._token_span, self._tokenizer.suffix_ids)]
+
+    def _token_span(self, token_id: int) -> Span:
+        text = self._matcher.token_text(token_id)
+        if text is None:
+            text = self._tokenizer.token_bytes[token_id].decode(errors="replace")
+        return Span(text, token_id)
+
+    # -- checks ---------------------------------------------------------------------------
+
+    def _parse(self, columns: Collection[str]) -> Template | None:
+        """The template of this job; instruction and column make one as well."""
+        options, schema = self._options, self._schema_text
+        if options.template is not None:
+            return parse_template(clean_text(options.template), columns, schema)
+        if options.instruction is None or options.column is None:
+            return None
+        place = parse_place(options.column, columns) or Place(options.column)
+        front = Piece(shared_text(clean_text(options.instruction), schema), True)
+        return Template((front, place), ())
+
+    def _open_chat(self, checkpoint: Checkpoint) -> ChatTemplate | None:
+        """The chat template, where this job may need it. A malformed one is refused at once,
+        but for inputs whose columns may yet turn out to be raw prompts."""
+        options = self._options
+        wanted = options.chat or options.instruction is not None
+        if not wanted and options.template is not None:
+            return None
+        if checkpoint.chat_template is None:
+            if wanted:
+                raise TemplateError(
+                    f"model {checkpoint.name} has no chat template, which "
+                    f"{'--chat' if options.chat else '--instruction'} needs; use an instruct model "
+                    f"or a raw --template"
+                )
+            return None
+        try:
+            return ChatTemplate(
+                clean_text(checkpoint.chat_template),
+                self._matcher,
+                special_texts=_special_texts(checkpoint),
+                literals=self._literals(),
+            )
+        except TemplateError as error:
+            if wanted:
+                raise
+            self._no_chat = str(error)
+            return None
+
+    def _literals(self) -> tuple[str, ...]:
+        if self._template is None:
+            return ()
+        return tuple(part for part in self._template.parts if isinstance(part, str))
+
+    def _check_options(self) -> None:
+        options = self._options
+        if options.template is not None and not options.template:
+            raise TemplateError("the template is empty; write a prompt into it")
+        if self._system is not None and options.template is not None and not options.chat:
+            raise OptionError(
+                "a system message needs a chat: add --chat, or write it into the raw template"
+            )
+
+    def _check_chat(self) -> None:
+        """Tries the chat template on the shape of message that the job will give it."""
+        if self._chat is None:
+            return
+        probe = "probe"
+        if self._template is not None:
+            self._try(self._chat, user_conversation([Piece(probe, True)], self._chat, None), probe)
+        if self._system is not None:
+            chat = user_conversation([Piece("?", True)], self._chat, probe)
+            self._try(self._chat, chat, probe, what="a system message")
+
+    @staticmethod
+    def _try(
+        chat: ChatTemplate, conversation: Conversation, probe: str, what: str = "a user message"
+    ) -> None:
+        remedy = (
+            "put its text into the instruction, template or user messages instead"
+            if "system" in what
+            else "use another model, or a raw --template"
+        )
+        try:
+            text = "".join(span.text for span in chat.spans(conversation))
+        except RowProblem as problem:
+            reason = str(problem.__cause__ or problem.sentence)
+            raise TemplateError(
+                f"the model's chat template rejects {what} ({reason}); {remedy}"
+            ) from problem
+        if probe not in text:
+            raise TemplateError(f"the model's chat template leaves {what} out; {remedy}")
+
+    def _check_input_columns(self, columns: Sequence[str]) -> None:
+        if "messages" not in columns and "prompt" not in columns:
+            raise InputError(
+                f"the input has neither a 'prompt' nor a 'messages' column; its columns are "
+                f"{_listing(columns)}; rename one, or say with --template or --instruction how a "
+                f"row becomes a prompt"
+            )
+        if "messages" in columns and self._chat is None:
+            raise TemplateError(
+                f"the input has a 'messages' column, and {self._no_chat}; use an instruct model, "
+                f"or --template with places such as {{{{ column }}}}"
+            )
+        if "messages" not in columns and self._system is not None:
+            raise OptionError(
+                "a system message needs a chat, and the input has raw prompts; use "
+                "--template '{{ prompt }}' --chat"
+            )
+
+    def _unknown(self, place: Place, columns: Sequence[str]) -> str:
+        who = "the template" if self._options.template is not None else "--column"
+        if place.column == SCHEMA_PLACE and self._options.template is not None:
+            return (
+                f"the template has {{{{ schema }}}} and the job has no schema (and no column of "
+                f"that name); give one with --schema; the columns are {_listing(columns)}"
+            )
+        near = get_close_matches(place.column, list(columns), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return (
+            f"{who} names column {place.column!r}, which no row has; the columns are "
+            f"{_listing(columns)}{hint}"
+        )
+
+    # -- warnings -------------------------------------------------------------------------
+
+    def _warnings(self) -> Iterator[str]:
+        template, options = self._template, self._options
+        if self._chat is not None and self._chat.writes_date:
+            yield (
+                "the model's chat template writes today's date into every prompt, so the same job "
+                "run on another day has other prompts"
+            )
+        if template is None or options.template is None:
+            return
+        if not template.places:
+            yield ("the template has no place such as {{ column }}: every row gets the same prompt")
+        if "{%" in options.template:
+            yield (
+                "the template holds '{%', which stays as it is: templates have only places such "
+                "as {{ column }}, no statements"
+            )
+        for stray in dict.fromkeys(template.stray):
+            yield f"{stray} in the template names no column and stays as it is"
+        names = _property_names(self._schema_text)
+        shown = f"{template.literal}\n{options.system or ''}"
+        if names and not template.has_schema and not any(_mentions(shown, n) for n in names):
+            yield (
+                f"the template names no field of the schema ({_listing(names)}): the schema only "
+                f"limits what the model can write, so say in the template what the fields mean, or "
+                f"add {{{{ schema }}}}"
+            )
+
+
+def _special_texts(checkpoint: Checkpoint) -> dict[str, str]:
+    """The named special tokens as templates know them; what a model has not stays undefined."""
+    named = {"bos_token": checkpoint.bos_token, "eos_token": checkpoint.eos_token}
+    return {name: text for name, text in {**named, **checkpoint.special_texts}.items() if text}
+
+
+def _empty(row: Row) -> RowError:
+    problem = RowProblem(RowErrorCode.PROMPT_EMPTY, "the prompt is empty; give it some text")
+    return problem.at(row)
+
+
+def _cleaned(spans: list[Span]) -> tuple[list[Span], bool]:
+    """Spans without lone surrogates, and whether there were any."""
+    texts = [clean_text(span.text) for span in spans]
+    if all(text is span.text for text, span in zip(texts, spans, strict=True)):
+        return spans, False
+    return [replace(s, text=text) for text, s in zip(texts, spans, strict=True)], True
+
+
+def _listing(names: Sequence[str]) -> str:
+    shown = ", ".join(clean_text(str(name)) for name in names[:_LISTED_COLUMNS])
+    more = len(names) - _LISTED_COLUMNS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _property_names(schema_text: str | None) -> list[str]:
+    """Names of every property that a JSON Schema describes, outermost first."""
+    try:
+        schema = json.loads(schema_text or "null")
+    except ValueError:
+        return []
+    names: dict[str, None] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, dict):
+            properties = node.get("properties")
+            if isinstance(properties, dict):
+                names.update(dict.fromkeys(properties))
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+    return list(names)
+
+
+def _mentions(text: str, name: str) -> bool:
+    """Whether ``text`` has ``name`` as a word, ``_`` and spaces alike, whatever the case."""
+    words = r"[\s_\-]+".join(map(re.escape, re.split(r"[\s_\-]+", name)))
+    return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
