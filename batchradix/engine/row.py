@@ -1,0 +1,50 @@
+"""A row between its admission and its completion, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.radix import RadixNode
+from batchradix.types import U32
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RunningRow:
+    """One admitted (or preempted) row.
+
+    ``seq`` orders rows by planned time over all jobs and names the row. ``prompt``:
+    uint32[num_prompt_tokens]. ``answer`` holds generated token ids, of which the first
+    ``num_written`` have their keys and values in ``tail``; the rest goes through the model
+    next. ``num_reached`` is the most that ``num_written`` ever was: what is written below it
+    is written again. ``leaf`` is the node at which the prompt ends, None while preempted.
+    """
+
+    seq: int
+    job_id: int
+    position: int
+    row: int
+    prompt: U32
+    max_tokens: int
+    leaf: RadixNode | None = None
+    tail: list[Extent] = field(default_factory=list)
+    tail_capacity: int = 0
+    answer: list[int] = field(default_factory=list)
+    num_written: int = 0
+    num_reached: int = 0
+
+    @property
+    def num_pending(self) -> int:
+        """Answer tokens that have no keys and values yet."""
+        return len(self.answer) - self.num_written
+
+    @property
+    def max_tail(self) -> int:
+        """Slots the answer can ever need: its last token is never written."""
+        return self.max_tokens - 1
+
+    def sequence(self) -> U32:
+        """uint32[...]: prompt and answer so far, a fresh array."""
+        return np.concatenate([self.prompt, np.asarray(self.answer, dtype=np.uint32)])

@@ -1,0 +1,500 @@
+"""Decides, step by step, which rows run and which tokens go through the model.
+
+Rows are admitted in planned order, by the KV slots they need. Admission gives a row its
+whole path (missing nodes get their slots at once and are computed once for all rows below)
+and the first block of its tail. Nothing here touches a tensor; everything the model runner has
+to know is in the `Step`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batchradix.engine.cache.pool import Extent, ExtentPool, compact
+from batchradix.engine.cache.radix import RadixCache, RadixNode
+from batchradix.engine.queue import JobQueue, PlannedJob
+from batchradix.engine.row import RunningRow
+from batchradix.engine.step import Step
+from batchradix.engine.step_builder import StepBuilder, StepWork
+from batchradix.errors import RowError, RowErrorCode
+from batchradix.types import EngineJob, Usage
+
+MAX_TAIL_BLOCK = 32  # slots by which a tail grows
+MAX_NODE_EXTENTS = 4  # a node that would need more is worth moving others for
+MAX_REFUSED_PER_STEP = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow:
+    """A row that never runs, and why."""
+
+    job_id: int
+    row: int
+    error: RowError
+
+
+@dataclass(slots=True, kw_only=True)
+class Schedule:
+    """One decision of the scheduler.
+
+    ``step`` is None when nothing is to be computed. ``rows[i]`` is the row whose next token is
+    sampled from logits ``i`` of the step. ``admitted`` are rows that run for the first time,
+    ``refused`` those that never will.
+    """
+
+    step: Step | None
+    rows: list[RunningRow]
+    admitted: list[RunningRow] = field(default_factory=list)
+    refused: list[RefusedRow] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the pool, the radix cache, the job queue and the running rows."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        batch_size: int,
+        prefill_tokens: int,
+        prefix_cache: bool,
+        usage: Usage,
+        max_node_extents: int = MAX_NODE_EXTENTS,
+    ) -> None:
+        self.pool = ExtentPool(num_slots)
+        self.cache = RadixCache(self.pool)
+        self._queue = JobQueue()
+        self._batch_size = batch_size
+        self._prefill_tokens = prefill_tokens
+        self._prefix_cache = prefix_cache
+        self._usage = usage
+        self._max_node_extents = max_node_extents
+        # A full batch's first blocks and headroom take half the pool at most.
+        self._tail_block = min(MAX_TAIL_BLOCK, max(1, num_slots // (4 * batch_size)))
+        self._running: list[RunningRow] = []  # by seq, as is _preempted
+        self._preempted: list[RunningRow] = []
+        self._moves: list[tuple[int, int, int]] = []
+        self._next_hold = 0
+        self._unused_holds: list[int] = []
+
+    def submit(
+        self, job_id: int, job: EngineJob, refused_settings: dict[int, RowError] | None = None
+    ) -> None:
+        """Queues a job; rows whose settings id is in ``refused_settings`` never run."""
+        self._queue.add(job_id, job, shared=self._prefix_cache, refused=refused_settings or {})
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some submitted row is neither finished nor refused."""
+        return bool(self._queue.jobs)
+
+    @property
+    def running(self) -> Sequence[RunningRow]:
+        """The rows that hold slots, in planned order."""
+        return self._running
+
+    def schedule(self) -> Schedule:
+        """Decides the next step and takes it for done: tokens in it count as computed.
+
+        The caller runs the step, then hands each sampled token to `append`, or the row to
+        `finish`, before it calls again.
+        """
+        decision = Schedule(step=None, rows=[])
+        if not self._grow_tails():
+            self._admit_rows(decision)
+        work = self._choose_work()
+        if not work.is_empty:
+            decision.step, decision.rows = self._build(work)
+        self._usage.peak_kv_tokens = self.pool.peak_used
+        return decision
+
+    def append(self, row: RunningRow, token_ids: Sequence[int]) -> None:
+        """Continues the answer of a running row; several tokens go through in one span."""
+        row.answer.extend(token_ids)
+
+    def finish(self, row: RunningRow) -> None:
+        """Takes back all a running row holds; what no plan needs and no job retains goes."""
+        leaf = self._leave(row)
+        self._queue.row_done(row.job_id)
+        self._release(leaf)
+
+    def check(self) -> None:
+        """AssertionError unless every slot has one owner and every lock has a row.
+
+        After a drain nothing is locked, and only retained nodes hold slots.
+        """
+        self.cache.check()
+        nodes = list(self.cache.nodes())
+        used = [extent for owner in self._owners() for extent in owner]
+        self.pool.check(used)
+        locks: dict[RadixNode, int] = {}
+        for row in self._running:
+            assert row.leaf is not None
+            for node in row.leaf.path():
+                locks[node] = locks.get(node, 0) + 1
+        assert all(node.locks == locks.get(node, 0) for node in nodes), "a lock has no row"
+        if not self.has_work:
+            assert not [*self._running, *self._preempted], "a row outlived its job"
+            assert all(node.retained for node in nodes), "a node outlived its last row"
+
+    # Tails of running rows
+
+    def _grow_tails(self) -> bool:
+        """Gives every row the slots its next tokens need; whether rows were preempted for it."""
+        preempted = False
+        for row in list(self._running):
+            if row.leaf is None:
+                continue  # preempted for a row before it
+            needed = row.num_written + min(row.num_pending, 1 + self._prefill_tokens)
+            while row.leaf is not None and row.tail_capacity < needed:
+                if not self._grow(row, needed - row.tail_capacity):
+                    preempted = True
+                    self._preempt(self._running[-1])
+        return preempted
+
+    def _grow(self, row: RunningRow, needed: int) -> bool:
+        """Adds at least ``needed`` slots to a tail: twice what it has where slots are plenty,
+        a block where slots are few, evicting for it; False when there are not enough."""
+        room = max(needed, row.max_tail - row.tail_capacity)
+        amount = min(room, max(needed, row.tail_capacity, self._tail_block))
+        if self.pool.num_free - amount < self._headroom():
+            available = self.pool.num_free + self.cache.num_idle_slots
+            amount = max(needed, min(room, self._tail_block, available))
+            if amount > available:
+                return False
+            self._make_free(amount)
+        row.tail_capacity += amount
+        if row.tail:
+            start, length = row.tail[-1]
+            extended = self.pool.extend(start + length, amount)
+            row.tail[-1] = (start, length + extended)
+            amount -= extended
+        if amount:
+            extents = self.pool.allocate(amount)
+            assert extents is not None
+            row.tail.extend(extents)
+        return True
+
+    def _headroom(self) -> int:
+        """Slots that one more block for every running row would take."""
+        return sum(min(self._tail_block, r.max_tail - r.tail_capacity) for r in self._running)
+
+    def _make_free(self, num_slots: int) -> None:
+        if num_slots > self.pool.num_free:
+            self.cache.evict(num_slots - self.pool.num_free, self._queue.next_use)
+
+    def _preempt(self, row: RunningRow) -> None:
+        """Takes a row's slots away; it keeps its answer and comes back before newer rows."""
+        job = self._queue.jobs[row.job_id]
+        leaf = self._leave(row)
+        job.preempt(row.position)
+        insort(self._preempted, row, key=_seq)
+        self._release(leaf)
+        row.num_written = 0
+        self._usage.preemptions += 1
+
+    def _leave(self, row: RunningRow) -> RadixNode:
+        """Takes a row out of the running ones and its slots away; its former leaf."""
+        leaf = row.leaf
+        assert leaf is not None
+        self._running.remove(row)
+        self.pool.free(row.tail)
+        row.tail = []
+        row.tail_capacity = 0
+        row.leaf = None
+        self.cache.unlock(leaf)
+        return leaf
+
+    def _release(self, node: RadixNode) -> None:
+        """Removes idle nodes from here upwards that nothing retains and no plan needs."""
+        while (
+            node.parent is not None
+            and node.locks == 0
+            and not node.retained
+            and not node.children
+            and self._queue.next_use(node) is None
+        ):
+            parent = node.parent
+            depth = self._queue.shared_depth(node)
+            if depth > node.start:  # another job's rows part from this one inside the node
+                parent = self.cache.split(node, depth)
+            self.cache.remove(node)
+            node = parent
+
+    # Admission
+
+    def _admit_rows(self, decision: Schedule) -> None:
+        """Admits rows in planned order while batch, pool and token budget allow."""
+        if len(self._running) >= self._batch_size:
+            return
+        waiting_tokens = self._num_waiting_tokens()
+        while len(self._running) < self._batch_size and waiting_tokens < self._prefill_tokens:
+            if self._preempted:
+                row = self._preempted[0]
+                job = self._queue.jobs[row.job_id]
+            else:
+                found = self._queue.waiting()
+                if found is None or len(decision.refused) >= MAX_REFUSED_PER_STEP:
+                    return
+                job, position = found
+                error = self._refusal(job, position)
+                if error is not None:
+                    decision.refused.append(self._refuse(job, position, error))
+                    continue
+                row = _new_row(job, position)
+            new_tokens = self._admit(job, row)
+            if new_tokens is None:
+                return
+            waiting_tokens += new_tokens
+            if self._preempted and self._preempted[0] is row:
+                del self._preempted[0]
+                job.resume(row.position)
+            else:
+                job.cursor += 1
+                decision.admitted.append(row)
+                self._usage.cached_tokens += len(row.prompt) - new_tokens
+
+    def _num_waiting_tokens(self) -> int:
+        """Tokens that running rows need before they can decode."""
+        pending: set[RadixNode] = set()
+        num_tokens = 0
+        for row in self._running:
+            num_tokens += max(0, row.num_pending - 1)
+            node = row.leaf
+            while node is not None and not node.is_complete and node not in pending:
+                pending.add(node)
+                num_tokens += len(node) - node.num_computed
+                node = node.parent
+        return num_tokens
+
+    def _refusal(self, job: PlannedJob, position: int) -> RowError | None:
+        error = job.refusal(position)
+        if error is not None:
+            return error
+        prompt = len(job.tokens(position))
+        if prompt == 0:
+            return RowError(RowErrorCode.PROMPT_EMPTY, "The prompt has no token.")
+        max_tokens = job.max_tokens(position)
+        # The last token's keys and values are never needed.
+        needed = prompt + max_tokens - 1
+        if needed <= self.pool.num_slots:
+            return None
+        return RowError(
+            RowErrorCode.KV_POOL_TOO_SMALL,
+            f"The prompt of {prompt} tokens and an answer of up to {max_tokens} need {needed} KV "
+            f"slots, the pool has {self.pool.num_slots}; raise --kv-tokens to {needed} or more, "
+            f"or lower --max-tokens.",
+        )
+
+    def _refuse(self, job: PlannedJob, position: int, error: RowError) -> RefusedRow:
+        job.cursor += 1
+        prompt = job.tokens(position)
+        self._queue.row_done(job.job_id)
+        if self._prefix_cache:  # nodes may have been kept for this very row
+            self._release(self.cache.match(prompt)[0])
+        return RefusedRow(job_id=job.job_id, row=job.row(position), error=error)
+
+    def _admit(self, job: PlannedJob, row: RunningRow) -> int | None:
+        """Gives a row its path and first tail block and lets it run.
+
+        Returns the tokens that have to be computed for it alone before it decodes, or None
+        (nothing taken) when the pool cannot hold it beside the running rows.
+        """
+        found, depth = self.cache.match(row.prompt) if self._prefix_cache else (self.cache.root, 0)
+        if found.parent is not None and depth < found.end:
+            found = self.cache.split(found, depth)
+        self.cache.lock(found)
+        tail = min(row.max_tail, len(row.answer) + self._tail_block)
+        needed = len(row.prompt) - depth + tail
+        headroom = self._headroom() if self._running else 0
+        available = self.pool.num_free + self.cache.num_idle_slots
+        if available < needed + headroom:
+            self.cache.unlock(found)
+            return None
+        self._make_free(needed)
+        leaf = self._insert_path(job, row, found, depth)
+        self.cache.lock(leaf)
+        self.cache.unlock(found)
+        if tail:
+            row.tail = self._allocate(tail)
+        row.tail_capacity = tail
+        row.leaf = leaf
+        self._note_path(job, row, leaf)
+        insort(self._running, row, key=_seq)
+        return len(row.prompt) - depth + max(0, row.num_pending - 1)
+
+    def _insert_path(
+        self, job: PlannedJob, row: RunningRow, above: RadixNode, depth: int
+    ) -> RadixNode:
+        """Adds what the cache lacks of a prompt, one node for each plan node; the leaf."""
+        leaf = above
+        for plan_node, end in job.path(row.position):
+            if end <= depth:
+                continue
+            tokens = row.prompt[depth:end]
+            leaf = self.cache.insert(
+                leaf,
+                tokens.copy() if job.retain else tokens,
+                self._allocate(end - depth),
+                (job.job_id, plan_node),
+                shared=self._prefix_cache,
+            )
+            depth = end
+        return leaf
+
+    def _note_path(self, job: PlannedJob, row: RunningRow, leaf: RadixNode) -> None:
+        """Writes on the nodes of a row's path which rows are below and whether they stay."""
+        path = leaf.path()
+        computed_to = 0
+        for node in path:
+            computed_to += node.num_computed
+            if not node.is_complete:
+                break
+        nodes = iter(path)
+        node = next(nodes)
+        for plan_node, end in job.path(row.position):
+            job.note_found(plan_node, min(end, computed_to))
+            rows_below = job.rows_below(plan_node)
+            while node.end <= end:
+                node.planned[job.job_id] = rows_below
+                node.retained = node.retained or job.retain
+                if node is leaf:
+                    break
+                node = next(nodes)
+
+    def _allocate(self, num_slots: int) -> list[Extent]:
+        """Slots known to be free, after moving others together where they lie too scattered."""
+        largest = self.pool.largest_free
+        if num_slots > largest * self._max_node_extents and not self._moves:
+            # Not worth copying much more than will be computed.
+            self._moves = compact(self.pool, self._owners(), num_slots, max_moved=4 * num_slots)
+        extents = self.pool.allocate(num_slots)
+        assert extents is not None, "slots were promised that are not free"
+        return extents
+
+    def _owners(self) -> list[list[Extent]]:
+        tails = [row.tail for row in self._running]
+        return [node.extents for node in self.cache.nodes()] + tails
+
+    # The step
+
+    def _choose_work(self) -> StepWork:
+        """Tokens of this step: every decoding row's, and prefill in planned order while the
+        budget lasts."""
+        work = StepWork()
+        budget = self._prefill_tokens
+        for row in self._running:
+            leaf = row.leaf
+            assert leaf is not None
+            if not leaf.is_complete:
+                budget = _prefill(work, leaf, budget)
+                if not work.completes(leaf):
+                    continue
+            if not row.answer:
+                if leaf.hold is None and leaf not in work.nodes:
+                    if budget == 0:
+                        continue
+                    # Cached without a final hidden state: the last token goes again.
+                    work.nodes[leaf] = (len(leaf) - 1, 1)
+                    budget -= 1
+                work.first_tokens.append(row)
+            elif row.num_pending:
+                count = min(row.num_pending, 1 + budget)
+                budget -= count - 1
+                work.spans.append((row, count))
+        return work
+
+    def _build(self, work: StepWork) -> tuple[Step, list[RunningRow]]:
+        builder = StepBuilder(work)
+        sources: list[int] = []
+        rows: list[RunningRow] = []
+        holds: list[tuple[int, int]] = []
+        free_holds, self.cache.freed_holds = self.cache.freed_holds, []
+        for row in work.first_tokens:
+            leaf = row.leaf
+            assert leaf is not None
+            query = builder.last_query.get(leaf)
+            if query is None:
+                assert leaf.hold is not None
+                sources.append(-1 - leaf.hold)
+            else:
+                job = self._queue.jobs[row.job_id]
+                if leaf.hold is None and (job.retain or job.more_end_at_leaf_of(row.position)):
+                    leaf.hold = self._new_hold()
+                    holds.append((query, leaf.hold))
+                sources.append(query)
+            rows.append(row)
+        for row, count in work.spans:
+            self._count_span(row, count)
+            if row.num_pending == 0:
+                sources.append(builder.last_query[row])
+                rows.append(row)
+        for node, (first, count) in work.nodes.items():
+            self._count_tokens(node, first, count)
+        step = builder.finish(
+            logit_sources=sources, holds=holds, free_holds=free_holds, moves=self._moves
+        )
+        self._moves = []
+        self._unused_holds.extend(free_holds)  # not before the next step
+        self._usage.forward_steps += 1
+        return step, rows
+
+    def _new_hold(self) -> int:
+        if self._unused_holds:
+            return self._unused_holds.pop()
+        self._next_hold += 1
+        return self._next_hold - 1
+
+    def _count_span(self, row: RunningRow, count: int) -> None:
+        again = max(0, min(row.num_reached, row.num_written + count) - row.num_written)
+        self._usage.recomputed_tokens += again
+        row.num_written += count
+        row.num_reached = max(row.num_reached, row.num_written)
+
+    def _count_tokens(self, node: RadixNode, first: int, count: int) -> None:
+        again = 0
+        job = self._queue.jobs.get(node.origin[0])
+        if first < node.num_computed:
+            again = count
+        elif job is not None:
+            start = node.start + first
+            again = job.note_computed(node.origin[1], start, start + count)
+        self._usage.computed_tokens += count - again
+        self._usage.recomputed_tokens += again
+        node.num_computed = max(node.num_computed, first + count)
+
+
+def _prefill(work: StepWork, leaf: RadixNode, budget: int) -> int:
+    """Puts uncomputed tokens of a path into the step, top down; the budget left."""
+    missing = []
+    node: RadixNode | None = leaf
+    while node is not None and not node.is_complete:
+        missing.append(node)
+        node = node.parent
+    for node in reversed(missing):
+        if node not in work.nodes:
+            count = min(budget, len(node) - node.num_computed)
+            if count == 0:
+                break
+            work.nodes[node] = (node.num_computed, count)
+            budget -= count
+        if not work.completes(node):
+            break
+    return budget
+
+
+def _new_row(job: PlannedJob, position: int) -> RunningRow:
+    return RunningRow(
+        seq=job.base + position,
+        job_id=job.job_id,
+        position=position,
+        row=job.row(position),
+        prompt=job.tokens(position),
+        max_tokens=job.max_tokens(position),
+    )
+
+
+def _seq(row: RunningRow) -> int:
+    return row.seq

@@ -1,0 +1,202 @@
+"""Lays out one `Step`: queries in depth-first order, and which slots each of them attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.radix import RadixNode
+from batchradix.engine.row import RunningRow
+from batchradix.engine.step import Step
+from batchradix.types import I64
+
+Piece = tuple[int, int, int, int]  # slot_start, num_slots, query_start, query_end
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What a step is to do, decided by the scheduler.
+
+    ``nodes``: per node the tokens ``[first, first + count)`` of its edge that go through the
+    model; a node's parent is complete or completed here. ``spans``: per row how many of its
+    pending answer tokens do; its leaf is complete or completed here. ``first_tokens``: rows
+    that get their first logits from their leaf's hidden state.
+    """
+
+    nodes: dict[RadixNode, tuple[int, int]] = field(default_factory=dict)
+    spans: list[tuple[RunningRow, int]] = field(default_factory=list)
+    first_tokens: list[RunningRow] = field(default_factory=list)
+
+    def completes(self, node: RadixNode) -> bool:
+        """Whether all tokens of the node have keys and values once the step has run."""
+        first, count = self.nodes.get(node, (node.num_computed, 0))
+        return first + count >= len(node)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.nodes or self.spans or self.first_tokens)
+
+
+class StepBuilder:
+    """Queries and pieces of one step; used once.
+
+    The order is that of the tree: a node's own tokens, then the answer tokens of rows that
+    end at it, then its children. So the queries below a node are one range, and each shared
+    extent is one piece whatever the number of rows below.
+    """
+
+    def __init__(self, work: StepWork) -> None:
+        self._work = work
+        self._token_ids: list[int] = []
+        self._positions: list[int] = []
+        self._slots: list[int] = []
+        self._context: list[Piece] = []
+        self._causal: list[Piece] = []
+        self.last_query: dict[RadixNode | RunningRow, int] = {}
+        self._lay_out()
+
+    def finish(
+        self,
+        *,
+        logit_sources: Sequence[int],
+        holds: Sequence[tuple[int, int]],
+        free_holds: Sequence[int],
+        moves: Sequence[tuple[int, int, int]],
+    ) -> Step:
+        """The step; ``holds`` are (query, hold id)."""
+        kept = _table(holds, 2)
+        return Step(
+            token_ids=np.array(self._token_ids, dtype=np.int64),
+            positions=np.array(self._positions, dtype=np.int64),
+            slots=np.array(self._slots, dtype=np.int64),
+            context=_table(self._context, 4),
+            causal=_table(self._causal, 4),
+            moves=_table(moves, 3),
+            logit_sources=np.array(logit_sources, dtype=np.int64),
+            hold_queries=np.ascontiguousarray(kept[:, 0]),
+            hold_ids=np.ascontiguousarray(kept[:, 1]),
+            free_holds=np.array(free_holds, dtype=np.int64),
+        )
+
+    def _lay_out(self) -> None:
+        children: dict[RadixNode, list[RadixNode]] = {}
+        rows: dict[RadixNode, list[tuple[RunningRow, int]]] = {}
+        tops: list[RadixNode] = []
+        seen: set[RadixNode] = set()
+
+        def mark(node: RadixNode) -> None:
+            while node not in seen:
+                seen.add(node)
+                parent = node.parent
+                assert parent is not None
+                if parent.parent is None:
+                    tops.append(node)
+                    return
+                children.setdefault(parent, []).append(node)
+                node = parent
+
+        for node in self._work.nodes:
+            mark(node)
+        for row, count in self._work.spans:
+            assert row.leaf is not None
+            mark(row.leaf)
+            rows.setdefault(row.leaf, []).append((row, count))
+
+        # A node comes off the stack twice: with -1 on the way down, and on the way up with
+        # the number of its first query.
+        stack = [(node, -1) for node in reversed(tops)]
+        while stack:
+            node, first_query = stack.pop()
+            if first_query >= 0:
+                self._attend(node, first_query)
+                continue
+            stack.append((node, len(self._token_ids)))
+            self._add_tokens(node)
+            for row, count in rows.get(node, ()):
+                self._add_span(row, count)
+            stack.extend((child, -1) for child in reversed(children.get(node, ())))
+
+    def _add_tokens(self, node: RadixNode) -> None:
+        work = self._work.nodes.get(node)
+        if work is None:
+            return
+        first, count = work
+        self._token_ids.extend(node.tokens[first : first + count].tolist())
+        self._positions.extend(range(node.start + first, node.start + first + count))
+        self._add_slots(node.extents, first, count)
+        self.last_query[node] = len(self._token_ids) - 1
+
+    def _attend(self, node: RadixNode, first_query: int) -> None:
+        end_query = len(self._token_ids)
+        work = self._work.nodes.get(node)
+        if work is None:
+            for start, length in node.extents:
+                self._context.append((start, length, first_query, end_query))
+        else:
+            self._add_pieces(node.extents, *work, first_query, end_query)
+
+    def _add_span(self, row: RunningRow, count: int) -> None:
+        query = len(self._token_ids)
+        first = row.num_written
+        position = len(row.prompt) + first
+        if count == 1:
+            self._token_ids.append(row.answer[first])
+            self._positions.append(position)
+            remaining = first + 1
+            for start, length in row.tail:
+                if length >= remaining:
+                    self._context.append((start, remaining, query, query + 1))
+                    self._slots.append(start + remaining - 1)
+                    break
+                self._context.append((start, length, query, query + 1))
+                remaining -= length
+        else:
+            self._token_ids.extend(row.answer[first : first + count])
+            self._positions.extend(range(position, position + count))
+            self._add_slots(row.tail, first, count)
+            self._add_pieces(row.tail, first, count, query, query + count)
+        self.last_query[row] = len(self._token_ids) - 1
+
+    def _add_slots(self, extents: Sequence[Extent], first: int, count: int) -> None:
+        for start, length in _cut(extents, first, count):
+            self._slots.extend(range(start, start + length))
+
+    def _add_pieces(
+        self, extents: Sequence[Extent], first: int, count: int, query: int, end_query: int
+    ) -> None:
+        """Pieces of an owner whose tokens ``[first, first + count)`` are the queries from
+        ``query`` on; everything below it ends at ``end_query``."""
+        if count == 1:
+            for start, length in _cut(extents, 0, first + 1):
+                self._context.append((start, length, query, end_query))
+            return
+        for start, length in _cut(extents, 0, first):
+            self._context.append((start, length, query, end_query))
+        for start, length in _cut(extents, first, count):
+            self._causal.append((start, length, query, query + length))
+            query += length
+            if query < end_query:
+                self._context.append((start, length, query, end_query))
+
+
+def _cut(extents: Sequence[Extent], first: int, count: int) -> list[Extent]:
+    """The extents of slots ``[first, first + count)`` of an owner."""
+    parts = []
+    for start, length in extents:
+        if count <= 0:
+            break
+        if first >= length:
+            first -= length
+            continue
+        taken = min(length - first, count)
+        parts.append((start + first, taken))
+        count -= taken
+        first = 0
+    return parts
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> I64:
+    return np.array(rows, dtype=np.int64).reshape(len(rows), width)

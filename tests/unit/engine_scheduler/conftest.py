@@ -1,0 +1,270 @@
+"""A runner without a model: it checks what every query would read, and answers by prefix.
+
+Each slot holds (position, hash of the tokens up to there) or poison. A query must see exactly
+the positions before it and itself, once each, with the hashes of its own sequence. Its
+"logits" are the hash of the whole prefix, so any wrong read changes the answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from batchradix.engine.cache.pool import Extent
+from batchradix.engine.row import RunningRow
+from batchradix.engine.scheduler import Scheduler
+from batchradix.engine.step import Step
+from batchradix.errors import RowError
+from batchradix.plan.order import make_plan
+from batchradix.plan.tree import build_tree
+from batchradix.types import EngineJob, RequestTable, RowSettings, TokenTable, Usage
+
+EOS = 0
+
+
+def chain(previous: int, token: int) -> int:
+    """The hash of a prefix one token longer."""
+    return hash((previous, token))
+
+
+def prefix_hash(tokens: Sequence[int]) -> int:
+    value = 0
+    for token in tokens:
+        value = chain(value, int(token))
+    return value
+
+
+def next_token(value: int, vocab_size: int) -> int:
+    """The token that greedily follows a prefix; with a large vocabulary answers are longer."""
+    draw = hash((value, 17))
+    return EOS if draw % (12 if vocab_size < 100 else 60) == 0 else 1 + (draw >> 8) % (vocab_size - 1)
+
+
+def answer_alone(prompt: Sequence[int], max_tokens: int, vocab_size: int) -> list[int]:
+    """What the row answers when nothing else runs, the end of sequence included."""
+    value = prefix_hash(prompt)
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        token = next_token(value, vocab_size)
+        answer.append(token)
+        if token == EOS:
+            break
+        value = chain(value, token)
+    return answer
+
+
+class FakeRunner:
+    """``used`` gives the slots that have an owner; all others are poisoned before a step."""
+
+    def __init__(self, num_slots: int, used: Callable[[], Sequence[Extent]]) -> None:
+        self.num_slots = num_slots
+        self.slots: list[tuple[int, int] | None] = [None] * num_slots
+        self.holds: dict[int, int] = {}
+        self.steps: list[Step] = []
+        self._used = used
+        self._before: dict[int, int] = {0: 0}  # of each prefix, the one a token shorter
+
+    def run(self, step: Step) -> list[int]:
+        """The prefix hash behind each logit source."""
+        self.steps.append(step)
+        self._move(step)
+        self._poison()
+        final = self._attend(step)
+        for query, hold in zip(step.hold_queries, step.hold_ids, strict=True):
+            assert int(hold) not in self.holds, "a hold id is used twice"
+            self.holds[int(hold)] = final[int(query)]
+        sources = [int(s) for s in step.logit_sources]
+        out = [final[s] if s >= 0 else self.holds[-1 - s] for s in sources]
+        for hold in step.free_holds:
+            del self.holds[int(hold)]
+        return out
+
+    def _move(self, step: Step) -> None:
+        moves = step.moves.tolist()
+        read = [self.slots[s : s + n] for s, _, n in moves]
+        for source, _, n in moves:
+            self.slots[source : source + n] = [None] * n
+        written: set[int] = set()
+        for (_, target, n), content in zip(moves, read, strict=True):
+            assert 0 <= target <= target + n <= self.num_slots
+            assert written.isdisjoint(range(target, target + n)), "two moves meet"
+            written.update(range(target, target + n))
+            self.slots[target : target + n] = content
+
+    def _poison(self) -> None:
+        owned: set[int] = set()
+        for start, length in self._used():
+            assert owned.isdisjoint(range(start, start + length)), "a slot has two owners"
+            owned.update(range(start, start + length))
+        for slot in range(self.num_slots):
+            if slot not in owned:
+                self.slots[slot] = None
+
+    def _attend(self, step: Step) -> list[int]:
+        final: list[int] = []
+        read = self._slots_read(step)
+        assert len(set(step.slots.tolist())) == step.num_tokens, "two queries write one slot"
+        for query in range(step.num_tokens):
+            token = int(step.token_ids[query])
+            position = int(step.positions[query])
+            own = int(step.slots[query])
+            assert own in read[query], "a query does not see itself"
+            by_position: dict[int, int] = {}
+            for slot in read[query]:
+                if slot == own:
+                    continue
+                content = self.slots[slot]
+                assert content is not None, "a query reads a slot without content"
+                assert content[0] not in by_position, "a position is read twice"
+                by_position[content[0]] = content[1]
+            assert sorted(by_position) == list(range(position)), "positions are missing"
+            value = 0
+            for place in range(position):
+                before, value = value, by_position[place]
+                assert self._before[value] == before, "a query reads another sequence"
+            before, value = value, chain(value, token)
+            self._before[value] = before
+            self.slots[own] = (position, value)
+            final.append(value)
+        return final
+
+    def _slots_read(self, step: Step) -> list[list[int]]:
+        """Slots of each query, by pieces; a slot in two pieces of one query is an error."""
+        read: list[list[int]] = [[] for _ in range(step.num_tokens)]
+        for start, length, first, last in step.context.tolist():
+            assert 0 <= start < start + length <= self.num_slots
+            assert 0 <= first < last <= step.num_tokens, "an empty or foreign query range"
+            self._check_order(step, start, length)
+            for query in range(first, last):
+                read[query].extend(range(start, start + length))
+        for start, length, first, last in step.causal.tolist():
+            assert length == last - first > 0
+            self._check_order(step, start, length)
+            for i, query in enumerate(range(first, last)):
+                read[query].extend(range(start, start + i + 1))
+        for slots in read:
+            assert len(slots) == len(set(slots)), "pieces of a query overlap"
+        return read
+
+    def _check_order(self, step: Step, start: int, length: int) -> None:
+        """Slots of a piece stand in order of position (after this step's writes)."""
+        writes = {int(s): int(p) for s, p in zip(step.slots, step.positions, strict=True)}
+        positions = []
+        for slot in range(start, start + length):
+            content = self.slots[slot]
+            position = writes.get(slot, content[0] if content else None)
+            assert position is not None, "a piece holds a slot without content"
+            positions.append(position)
+        assert positions == list(range(positions[0], positions[0] + length))
+
+
+@dataclass
+class Outcome:
+    """What a run gave: answers and errors by (job id, row), and the counters."""
+
+    answers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    errors: dict[tuple[int, int], RowError] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    steps: list[Step] = field(default_factory=list)
+
+
+class Simulation:
+    """A `Scheduler` with a `FakeRunner`, driven as the engine drives them."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        batch_size: int = 8,
+        prefill_tokens: int = 64,
+        prefix_cache: bool = True,
+        vocab_size: int = 5,
+        forced: Callable[[RunningRow], Sequence[int]] = lambda row: (),
+        max_node_extents: int = 4,
+    ) -> None:
+        self.outcome = Outcome()
+        self.scheduler = Scheduler(
+            num_slots=num_slots,
+            batch_size=batch_size,
+            prefill_tokens=prefill_tokens,
+            prefix_cache=prefix_cache,
+            usage=self.outcome.usage,
+            max_node_extents=max_node_extents,
+        )
+        self.runner = FakeRunner(num_slots, self.used)
+        self.prefill_tokens = prefill_tokens
+        self.batch_size = batch_size
+        self.vocab_size = vocab_size
+        self._forced = forced
+        self._num_jobs = 0
+
+    def used(self) -> list[Extent]:
+        scheduler = self.scheduler
+        extents = [e for node in scheduler.cache.nodes() for e in node.extents]
+        return extents + [e for row in scheduler.running for e in row.tail]
+
+    def submit(
+        self, rows: Sequence[Sequence[int]], max_tokens: Sequence[int], *, retain: bool = False
+    ) -> int:
+        tokens = TokenTable.from_rows(rows)
+        plan = make_plan(tokens)
+        requests = RequestTable(
+            settings=(RowSettings(),),
+            settings_id=np.zeros(len(rows), np.int32),
+            max_tokens=np.array(max_tokens, np.int32),
+            rng_key=np.zeros(len(rows), np.uint64),
+        )
+        job = EngineJob(
+            tokens=tokens,
+            plan=plan,
+            tree=build_tree(plan, tokens.lengths),
+            requests=requests,
+            retain=retain,
+        )
+        self._num_jobs += 1
+        self.scheduler.submit(self._num_jobs - 1, job)
+        return self._num_jobs - 1
+
+    def step(self) -> None:
+        decision = self.scheduler.schedule()
+        assert decision.step is not None or decision.refused, "a step without any progress"
+        for refused in decision.refused:
+            key = (refused.job_id, refused.row)
+            assert key not in self.outcome.answers
+            assert key not in self.outcome.errors
+            self.outcome.errors[key] = refused.error
+        assert len(self.scheduler.running) <= self.batch_size
+        self.scheduler.check()
+        if decision.step is None:
+            return
+        self.outcome.steps.append(decision.step)
+        values = self.runner.run(decision.step)
+        for row, value in zip(decision.rows, values, strict=True):
+            token = next_token(value, self.vocab_size)
+            self.scheduler.append(row, [token])
+            if token != EOS and len(row.answer) < row.max_tokens:
+                room = row.max_tokens - 1 - len(row.answer)
+                self.scheduler.append(row, list(self._forced(row))[:room])
+                continue
+            key = (row.job_id, row.row)
+            assert key not in self.outcome.answers
+            assert key not in self.outcome.errors
+            self.outcome.answers[key] = list(row.answer)
+            self.scheduler.finish(row)
+
+    def drain(self) -> Outcome:
+        while self.scheduler.has_work:
+            self.step()
+        self.scheduler.check()
+        return self.outcome
+
+
+@pytest.fixture(scope="session")
+def sim() -> ModuleType:
+    """This module: simulation and reference answers."""
+    return sys.modules[__name__]
