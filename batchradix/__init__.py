@@ -1,0 +1,49 @@
+"""Run an LLM over a table: every shared prompt prefix computed once, every answer typed.
+
+>>> import batchradix
+>>> batchradix.run("jobs.parquet", schema="schema.json", output="answers.arrow")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchradix._version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from batchradix.api import LLM, RunResult, plan, run
+    from batchradix.config import EngineOptions, SamplingOptions
+    from batchradix.errors import BatchradixError
+    from batchradix.types import Result
+
+_HOMES = {
+    "LLM": "api",
+    "RunResult": "api",
+    "plan": "api",
+    "run": "api",
+    "EngineOptions": "config",
+    "SamplingOptions": "config",
+    "BatchradixError": "errors",
+    "Result": "types",
+}
+
+__all__ = [
+    "LLM",
+    "BatchradixError",
+    "EngineOptions",
+    "Result",
+    "RunResult",
+    "SamplingOptions",
+    "__version__",
+    "plan",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use, so that `batchradix --help` answers at once.
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"batchradix.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

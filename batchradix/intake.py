@@ -231,10 +231,10 @@ def _occurrences(keys: NDArray[np.uint8]) -> I64:
     occurrence = np.zeros(n, dtype=np.int64)
     if n == 0:
         return occurrence
-    flat = np.ascontiguousarray(keys).view(f"V{_KEY_BYTES}").ravel()
-    order = np.argsort(flat, kind="stable")
+    halves = np.ascontiguousarray(keys).view(np.uint64).reshape(n, 2)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable
     same = np.zeros(n, dtype=bool)
-    same[1:] = flat[order[1:]] == flat[order[:-1]]
+    same[1:] = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
     position = np.arange(n, dtype=np.int64)
     group_start = np.maximum.accumulate(np.where(same, 0, position))
     occurrence[order] = position - group_start
@@ -249,13 +249,10 @@ def _assemble(
     errors: dict[int, RowError],
     num_cleaned: int,
 ) -> Intake:
-    def joined(parts: list[NDArray[np.generic]], dtype: type) -> NDArray[np.generic]:
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
-
-    settings_id: I32 = joined(columns.settings_id, np.int32)  # type: ignore[arg-type,assignment]
-    max_tokens: I32 = joined(columns.max_tokens, np.int32)  # type: ignore[arg-type,assignment]
-    seeds: I64 = joined(columns.seeds, np.int64)  # type: ignore[arg-type,assignment]
-    has_seed: NDArray[np.bool_] = joined(columns.has_seed, np.bool_)  # type: ignore[arg-type,assignment]
+    settings_id = np.concatenate([np.zeros(0, dtype=np.int32), *columns.settings_id])
+    max_tokens = np.concatenate([np.zeros(0, dtype=np.int32), *columns.max_tokens])
+    seeds = np.concatenate([np.zeros(0, dtype=np.int64), *columns.seeds])
+    has_seed = np.concatenate([np.zeros(0, dtype=bool), *columns.has_seed])
     base_keys = np.frombuffer(bytes(columns.base_keys), dtype=np.uint8).reshape(-1, _KEY_BYTES)
     distinct = tuple(settings.numbered)
     greedy = np.array([s.temperature == 0 for s in distinct] or [True])

@@ -1,0 +1,243 @@
+"""The Python face: `run` and `plan` for a whole table, `LLM` for lists of prompts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+
+from batchradix import pipeline
+from batchradix.checkpoint.checkpoint import open_checkpoint
+from batchradix.config import (
+    DEFAULT_MODEL,
+    EngineOptions,
+    OutputOptions,
+    PromptOptions,
+    RunConfig,
+    SamplingOptions,
+    resolve_engine,
+)
+from batchradix.errors import EngineError, OptionError
+from batchradix.plan.cached import PlanSummary
+from batchradix.report.machine import machine
+from batchradix.report.progress import Silent, choose_progress
+from batchradix.report.summary import Summary
+from batchradix.types import Engine, Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What `run` did: its counts, and the table of answers or where it was written."""
+
+    summary: Summary
+    table: pa.Table | None
+    path: Path | None
+
+    def to_arrow(self) -> pa.Table:
+        """The table of answers, read back when it went to a file."""
+        if self.table is not None:
+            return self.table
+        from batchradix.sink.formats import read_table
+
+        assert self.path is not None
+        return read_table(self.path)
+
+    def to_polars(self) -> Any:
+        """The table of answers as a ``polars.DataFrame``."""
+        import polars
+
+        return polars.from_arrow(self.to_arrow())
+
+
+def _prompt_options(
+    template: str | None,
+    chat: bool,
+    instruction: str | None,
+    column: str | None,
+    system: str | None,
+) -> PromptOptions:
+    return PromptOptions(
+        template=template, chat=chat, instruction=instruction, column=column, system=system
+    )
+
+
+def run(
+    input: Any,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    model: str = DEFAULT_MODEL,
+    schema: Any = None,
+    template: str | None = None,
+    chat: bool = False,
+    instruction: str | None = None,
+    column: str | None = None,
+    system: str | None = None,
+    id_column: str | None = None,
+    keep: Sequence[str] | Literal["all"] | None = None,
+    limit: int | None = None,
+    unnest: bool = False,
+    restart: bool = False,
+    sampling: SamplingOptions | None = None,
+    engine: EngineOptions | None = None,
+    show_progress: bool = False,
+) -> RunResult:
+    """Runs every row of ``input`` through a model: the Python form of ``batchradix run``.
+
+    ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
+    (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
+    path, text or dict, or a pydantic model class. Prompts come from a ``prompt`` or
+    ``messages`` column, from ``template`` with ``{{ column }}`` places, or from
+    ``instruction`` and ``column``. With ``output`` results are committed while it runs and the
+    same call continues after a crash; without, the table comes back in memory. ``keep`` names
+    input columns to carry over: by default all of a table in memory, none of a file.
+
+    Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
+    """
+    if keep is None:
+        keep = () if isinstance(input, (str, os.PathLike)) else "all"
+    config = RunConfig(
+        input=input,
+        model=model,
+        schema=schema,
+        id_column=id_column,
+        limit=limit,
+        prompt=_prompt_options(template, chat, instruction, column, system),
+        sampling=sampling or SamplingOptions(),
+        engine=engine or EngineOptions(),
+        output=OutputOptions(
+            path=None if output is None else Path(output),
+            keep="all" if keep == "all" else tuple(keep),
+            unnest=unnest,
+            restart=restart,
+        ),
+    )
+    outcome = pipeline.run(config, progress=choose_progress(quiet=not show_progress))
+    return RunResult(summary=outcome.summary, table=outcome.table, path=config.output.path)
+
+
+def plan(
+    input: Any,
+    *,
+    model: str = DEFAULT_MODEL,
+    schema: Any = None,
+    template: str | None = None,
+    chat: bool = False,
+    instruction: str | None = None,
+    column: str | None = None,
+    system: str | None = None,
+    id_column: str | None = None,
+    limit: int | None = None,
+) -> PlanSummary:
+    """What the prompts of ``input`` share, without loading weights; arguments as in `run`."""
+    config = RunConfig(
+        input=input,
+        model=model,
+        schema=schema,
+        id_column=id_column,
+        limit=limit,
+        prompt=_prompt_options(template, chat, instruction, column, system),
+    )
+    return pipeline.plan(config)
+
+
+class LLM:
+    """A loaded model that answers lists of prompts and keeps their prefixes between calls.
+
+    Weights load with the first `generate`. ``engine`` says how it runs; see
+    `batchradix.config.EngineOptions`. Usable as a context manager; `close` frees the memory.
+    Raises `ModelError` when the model cannot be had or run.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, engine: EngineOptions | None = None) -> None:
+        self.checkpoint = open_checkpoint(model)
+        self._options = engine or EngineOptions()
+        self._engines = pipeline.RadixEngines(self.checkpoint)
+        self._engine: Engine | None = None
+        self._is_closed = False
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        schema: Any = None,
+        sampling: SamplingOptions | None = None,
+    ) -> list[Result]:
+        """One `Result` a prompt, in order; a failed prompt is a result with an error.
+
+        A prompt is a text (raw, as it is) or a conversation: a list of messages with role and
+        content (through the model's chat template). ``schema`` as in `run`; ``value`` is the
+        parsed answer then. Prompts are ordered by shared prefix, duplicates run once.
+        """
+        if self._is_closed:
+            raise EngineError("this LLM is closed; make a new one")
+        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not listed:
+            return []
+        is_text = {isinstance(prompt, str) for prompt in listed}
+        if len(is_text) != 1:
+            raise OptionError("prompts must be all texts or all conversations")
+        name = "prompt" if is_text == {True} else "messages"
+        config = RunConfig(
+            input=[{name: prompt} for prompt in listed],
+            model=self.checkpoint.name,
+            schema=schema,
+            sampling=sampling or SamplingOptions(),
+            engine=self._options,
+        )
+        parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
+        self._engines.check(parts.schema)
+        planned = pipeline.plan_rows(parts, folder=None, progress=Silent())
+        return self._answer(parts, planned)
+
+    def _answer(self, parts: pipeline.Parts, planned: pipeline.Planned) -> list[Result]:
+        answers = pipeline.Answers(parts, planned)
+        results = {row: answers.failed(row) for row in planned.rows.errors}
+
+        def emit(result: Result) -> None:
+            results[result.row] = result
+
+        todo = np.sort(planned.plan.order)
+        if len(todo):
+            pipeline.drive(
+                self._loaded_engine(),
+                planned,
+                answers,
+                todo,
+                emit,
+                prefix_cache=self._options.prefix_cache,
+                retain=True,
+            )
+        return [results[row] for row in range(len(planned.rows))]
+
+    def _loaded_engine(self) -> Engine:
+        if self._engine is None:
+            from batchradix.engine.device import find_device
+
+            device, free_device_memory_bytes = find_device(self._options.device)
+            model = self.checkpoint.config
+            settings = resolve_engine(
+                self._options,
+                machine(device, free_device_memory_bytes),
+                num_kv_elements_per_token=model.num_kv_elements_per_token,
+                weight_bytes_float32=4 * model.num_parameters,
+            )
+            self._engine = self._engines(settings)
+        return self._engine
+
+    def close(self) -> None:
+        """Frees weights and cache; idempotent."""
+        self._is_closed = True
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

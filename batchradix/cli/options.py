@@ -1,0 +1,130 @@
+"""Options that several commands share, and how they become a `RunConfig`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
+from batchradix.errors import InputError, OptionError
+
+Input = Annotated[
+    str,
+    typer.Argument(
+        metavar="INPUT", help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, or -."
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A listed name, a folder, a .gguf file, owner/repo[@revision] or owner/repo:Q4_K_M.",
+    ),
+]
+Schema = Annotated[
+    str | None,
+    typer.Option("--schema", help="A JSON Schema file, JSON text, or module:PydanticModel."),
+]
+Template = Annotated[
+    str | None,
+    typer.Option("--template", help="Text with {{ column }} places, or a file of it."),
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Send the template as a chat message.")]
+Instruction = Annotated[
+    str | None,
+    typer.Option("--instruction", help="What to do with --column, as text or a file of it."),
+]
+Column = Annotated[str | None, typer.Option("--column", help="The column that --instruction reads.")]
+System = Annotated[
+    str | None, typer.Option("--system", help="A system message, as text or a file of it.")
+]
+IdColumn = Annotated[
+    str | None, typer.Option("--id-column", help="The column of ids; `id` when there is one.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N rows.")]
+
+_SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: str | None, option: str) -> int | None:
+    """Bytes from ``4GiB``, ``500M`` or a plain number; raises `OptionError`."""
+    if text is None:
+        return None
+    cleaned = text.strip().lower().removesuffix("b")
+    digits = cleaned.rstrip("kmgti")
+    unit = cleaned[len(digits) :]
+    factor = _SIZE_UNITS.get(unit) or _BINARY_UNITS.get(unit)
+    try:
+        value = float(digits)
+    except ValueError:
+        value = -1
+    if factor is None or not 0 < value < 1e18:
+        raise OptionError(f"{option} must be a size such as 4GiB or 500MB, not {text!r}")
+    return int(value * factor)
+
+
+def parse_share(text: str, option: str) -> float:
+    """A share from ``0.1%`` or ``0.001``; raises `OptionError`."""
+    try:
+        if text.strip().endswith("%"):
+            return float(text.strip()[:-1]) / 100
+        return float(text)
+    except ValueError:
+        raise OptionError(f"{option} must be a share such as 0.1%, not {text!r}") from None
+
+
+def text_or_file(text: str | None, option: str) -> str | None:
+    """The option's text, or the content of the file it names.
+
+    A value is a file when one of that name exists; a value that looks like a file name
+    (one line, no spaces, an ending such as .txt, .md or .jinja) but does not exist is refused.
+    """
+    if text is None or "\n" in text or len(text) > 1024 or not text:
+        return text
+    path = Path(text)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):
+        return text
+    if is_file:
+        try:
+            content = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{option}: {text} cannot be read as UTF-8 text: {error}") from None
+        return content.removesuffix("\n")
+    if " " not in text and path.suffix in (".txt", ".md", ".jinja", ".j2", ".tmpl", ".template"):
+        raise InputError(f"{option}: there is no file {text}")
+    return text
+
+
+def prompt_options(
+    template: str | None,
+    chat: bool,
+    instruction: str | None,
+    column: str | None,
+    system: str | None,
+) -> PromptOptions:
+    """`PromptOptions` with files read."""
+    return PromptOptions(
+        template=text_or_file(template, "--template"),
+        chat=chat,
+        instruction=text_or_file(instruction, "--instruction"),
+        column=column,
+        system=text_or_file(system, "--system"),
+    )
+
+
+def named_model(model: str | None) -> str:
+    """The model asked for, or the demonstration model."""
+    return DEFAULT_MODEL if model is None else model
+
+
+def replace_config(config: RunConfig, **changes: Any) -> RunConfig:
+    """A copy of the configuration with some fields changed."""
+    from dataclasses import replace
+
+    return replace(config, **changes)

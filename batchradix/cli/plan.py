@@ -1,0 +1,57 @@
+"""``batchradix plan``: what a job shares, before anything is computed."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from batchradix.cli import options as shared
+from batchradix.config import RunConfig
+
+
+def plan(
+    input: shared.Input,
+    model: shared.Model = None,
+    schema: shared.Schema = None,
+    template: shared.Template = None,
+    chat: shared.Chat = False,
+    instruction: shared.Instruction = None,
+    column: shared.Column = None,
+    system: shared.System = None,
+    id_column: shared.IdColumn = None,
+    limit: shared.Limit = None,
+    json_summary: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Tokenise INPUT, plan its prefixes and print what they share; needs no weights."""
+    from batchradix import pipeline
+    from batchradix.report.progress import choose_progress
+
+    config = RunConfig(
+        input=input,
+        model=shared.named_model(model),
+        schema=schema,
+        id_column=id_column,
+        limit=limit,
+        prompt=shared.prompt_options(template, chat, instruction, column, system),
+    )
+    summary = pipeline.plan(config, progress=choose_progress(quiet=json_summary))
+    if json_summary:
+        typer.echo(json.dumps(summary.to_json()))
+        return
+    lines = [
+        ("rows", f"{summary.rows:,} ({summary.planned_rows:,} to run, "
+                 f"{summary.duplicates:,} duplicates)"),
+        ("over-long", f"{summary.over_long:,} rows whose prompt does not fit the context"),
+        ("prompts", f"{summary.prompt_tokens:,} tokens"),
+        ("distinct", f"{summary.distinct_tokens:,} tokens in {summary.num_nodes:,} tree nodes"),
+        ("shared", f"{summary.shared_share:.1%} of the prompt tokens need no computing"),
+        ("lengths", f"min {summary.length_min:,}, median {summary.length_p50:,}, "
+                    f"90 % {summary.length_p90:,}, 99 % {summary.length_p99:,}, "
+                    f"max {summary.length_max:,} tokens"),
+    ]  # fmt: skip
+    for name, text in lines:
+        typer.echo(f"{name:>9}  {text}")

@@ -1,0 +1,43 @@
+"""``batchradix preview``: the exact prompt of one row, special tokens marked."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from batchradix.cli import options as shared
+from batchradix.config import RunConfig
+
+
+def preview(
+    input: shared.Input,
+    row: Annotated[
+        str | None, typer.Option("--row", help="The id (or number) of the row; the first.")
+    ] = None,
+    model: shared.Model = None,
+    schema: shared.Schema = None,
+    template: shared.Template = None,
+    chat: shared.Chat = False,
+    instruction: shared.Instruction = None,
+    column: shared.Column = None,
+    system: shared.System = None,
+    id_column: shared.IdColumn = None,
+    show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
+) -> None:
+    """Print the prompt that a row of INPUT becomes, with its special tokens marked."""
+    from batchradix import pipeline
+    from batchradix.report.progress import choose_progress
+
+    config = RunConfig(
+        input=input,
+        model=shared.named_model(model),
+        schema=schema,
+        id_column=id_column,
+        prompt=shared.prompt_options(template, chat, instruction, column, system),
+    )
+    view = pipeline.preview(config, row, progress=choose_progress(quiet=False))
+    typer.echo(view.marked())
+    typer.echo(f"{len(view.token_ids):,} tokens", err=True)
+    if show_ids:
+        typer.echo(" ".join(str(int(token)) for token in view.token_ids))
