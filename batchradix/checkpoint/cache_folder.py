@@ -33,8 +33,8 @@ def make_cache_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.parent == Path(tempfile.gettempdir()):
             _require_private(folder)
-        probe = tempfile.TemporaryFile(dir=folder)
-        probe.close()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ModelError(
             f"the cache folder {folder} cannot be written ({error.strerror or error}); "

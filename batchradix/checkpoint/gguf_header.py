@@ -182,4 +182,4 @@ def _num_bytes(path: Path, name: str, dims: tuple[int, ...], ggml_type: int) -> 
         raise ModelError(
             _damaged(path, f"tensor {name} has rows of {dims[0]} in blocks of {block}")
         )
-    return num_elements // block * block_bytes
+    return num_elements // int(block) * int(block_bytes)

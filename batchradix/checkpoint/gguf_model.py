@@ -32,6 +32,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 def gguf_config(path: Path, header: GgufHeader) -> ModelConfig:
     """The architecture that the file describes. Raises `ModelError` for what cannot be run."""
     architecture = _architecture(path, header)
+    _refuse_quantisations(path, header)
     fields = _Fields(path, header.metadata, header.metadata["general.architecture"])
     num_heads = fields.integer("attention.head_count")
     hidden_size = fields.integer("embedding_length")
@@ -83,7 +84,7 @@ def _architecture(
             f"{path} is one part of {metadata['split.count']}; "
             f"join the parts first (llama-gguf-split --merge)"
         )
-    name = metadata.get("general.architecture")
+    name = str(metadata.get("general.architecture"))
     if name in _NOT_GENERATIVE:
         raise ModelError(f"{path} is {_NOT_GENERATIVE[name]} ({name}); use a text model")
     if name not in _ARCHITECTURES:
@@ -98,6 +99,23 @@ def _architecture(
     if metadata.get(f"{name}.pooling_type", 0) > 0:
         raise ModelError(f"{path} is an embedding model; use a text model")
     return _ARCHITECTURES[name]
+
+
+def _refuse_quantisations(path: Path, header: GgufHeader) -> None:
+    """Refuses tensors that the ``gguf`` package knows but cannot turn into numbers."""
+    import numpy as np
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    for ggml_type in sorted({tensor.ggml_type for tensor in header.tensors.values()}):
+        kind = GGMLQuantizationType(ggml_type)
+        try:
+            dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], dtype=np.uint8), kind)
+        except NotImplementedError:
+            raise ModelError(
+                f"{path}: weights in {kind.name} cannot be read; "
+                f"use a file in another quantisation, such as Q8_0 or Q4_K_M"
+            ) from None
 
 
 class _Fields:

@@ -114,7 +114,7 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
 
 def _family(path: Path, config: Mapping[str, Any]) -> _Family:
     """The family of layers, after what is no plain text model has been refused."""
-    model_type = config.get("model_type")
+    model_type = str(config.get("model_type"))
     named = config.get("architectures") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}: architectures is {named!r}, not a list of names")

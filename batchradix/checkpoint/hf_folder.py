@@ -115,7 +115,7 @@ def read_chat_template(folder: Path) -> str | None:
     """The model's chat template, or None where it has none.
 
     ``chat_template.jinja`` wins over ``chat_template.json``, that over the entry of
-    ``tokenizer_config.json``, as in `transformers`. Of several named templates ``default`` is taken.
+    ``tokenizer_config.json``, as in `transformers`. Of several the one named ``default`` is taken.
     """
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
@@ -138,7 +138,7 @@ def _default_template(path: Path, value: Any) -> str:
     if isinstance(value, Mapping):
         templates = dict(value)
     elif isinstance(value, list):
-        templates = {t.get("name"): t.get("template") for t in value if isinstance(t, Mapping)}
+        templates = {str(t.get("name")): t.get("template") for t in value if isinstance(t, Mapping)}
     default = templates.get("default")
     if default is None and len(templates) == 1:
         default = next(iter(templates.values()))

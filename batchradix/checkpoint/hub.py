@@ -14,6 +14,7 @@ from typing import Any
 from batchradix.errors import ModelError
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja")
+_TIMEOUT_S = 20.0
 _UNWANTED = ("*/*", "consolidated*.safetensors")  # other layouts of the same weights
 _QUANTISATION = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 
@@ -83,24 +84,42 @@ def _is_part(name: str) -> bool:
 
 def _gguf_names(repo: str, revision: str | None) -> list[str]:
     """GGUF files of the repository; of its copy in the cache when the hub is out of reach."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub import HfApi
 
     try:
-        names = HfApi().list_repo_files(repo, revision=revision)
-    except (OfflineModeIsEnabled, *_connection_errors()) as error:
-        try:
-            folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
-        except Exception:
-            raise error from None
-        names = [p.relative_to(folder).as_posix() for p in folder.rglob("*.gguf")]
+        info = HfApi().model_info(repo, revision=revision, timeout=_TIMEOUT_S)
+        names = [sibling.rfilename for sibling in info.siblings or ()]
+    except _connection_errors() as error:
+        names = _cached_names(repo, revision)
+        if not names:
+            raise error
     return [name for name in names if name.endswith(".gguf")]
 
 
-def _connection_errors() -> tuple[type[Exception], ...]:
-    import httpx
+def _cached_names(repo: str, revision: str | None) -> list[str]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
 
-    return (httpx.TransportError, ConnectionError, TimeoutError)
+    wanted = revision or "main"
+    try:
+        repos = [r for r in scan_cache_dir().repos if r.repo_type == "model" and r.repo_id == repo]
+    except CacheNotFound:
+        return []
+    return [
+        file.file_path.relative_to(snapshot.snapshot_path).as_posix()
+        for cached in repos
+        for snapshot in cached.revisions
+        if wanted in snapshot.refs or snapshot.commit_hash == wanted
+        for file in snapshot.files
+    ]
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """What is raised when the hub does not answer; the HTTP library behind it has changed."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    http_error = next(base for base in HfHubHTTPError.__bases__ if base is not OSError)
+    return (http_error, OfflineModeIsEnabled, ConnectionError, TimeoutError)
 
 
 @contextmanager
@@ -130,8 +149,10 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{repo} is no name of a model on the hub: {error}") from error
     except errors.HfHubHTTPError as error:
         raise ModelError(f"the hub refuses {repo}: {error}; try again later") from error
-    except (*_connection_errors(), OSError) as error:
+    except _connection_errors() as error:
         raise _unreachable(repo, str(error)) from error
+    except OSError as error:
+        raise ModelError(f"{repo} cannot be stored in the hub's cache: {error}") from error
 
 
 def _unreachable(repo: str, reason: str = "") -> ModelError:
@@ -144,9 +165,9 @@ def _unreachable(repo: str, reason: str = "") -> ModelError:
 
 def _silent_bar() -> Any:
     """A progress bar that shows nothing: what is printed is for the caller to decide."""
-    from huggingface_hub.utils import tqdm
+    import tqdm  # type: ignore[import-untyped]
 
-    class Silent(tqdm):  # type: ignore[misc, valid-type]
+    class Silent(tqdm.tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = True
             super().__init__(*args, **kwargs)

@@ -243,8 +243,8 @@ def _without_first_space(
     Of all parts only Metaspace with ``prepend_scheme: first`` asks where in a text it is; what
     the others put before a stretch of text they put before every one.
     """
-    part = definition.get("pre_tokenizer")
-    leaves = list(_components(part))
+    part = definition.get("pre_tokenizer") or {}
+    leaves = list(_components(part)) if part else []
     if not any(p["type"] == "Metaspace" and p.get("prepend_scheme") == "first" for p in leaves):
         return plain
     middle = tokenizers.Tokenizer(plain.model)  # shares the vocabulary, copies nothing
