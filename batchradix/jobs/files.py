@@ -91,7 +91,9 @@ def readable(name: str) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{name} is damaged or cut short: {error}") from None
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or first_line(error)}") from None
+        if error.strerror is None:  # from a decompressor, not from the operating system
+            raise InputError(f"{name} is damaged or cut short: {first_line(error)}") from None
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -55,13 +55,13 @@ def read_jsonl(file: InputFile) -> Iterator[Record]:
 def parse_line(raw: bytes, where: str) -> dict[str, Any] | RowError:
     """One line as an object, or why it is none; ``where`` begins the message."""
     try:
-        value = json.loads(raw.decode())
+        value = json.loads(raw.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         return _bad_line(where, f"is not UTF-8: {error.reason} at byte {error.start + 1}")
     except json.JSONDecodeError as error:
         if raw.startswith(_BOM):
             return _bad_line(where, "is not JSON: it begins with a byte order mark")
-        return _bad_line(where, f"is not JSON: {error.msg} at column {error.colno}")
+        return _bad_line(where, f"is not JSON: {error.msg} (column {error.colno})")
     except ValueError:  # Python's guard against integers that take minutes to convert
         return _bad_line(where, "holds an integer of thousands of digits")
     except RecursionError:

@@ -31,10 +31,10 @@ def open_memory(data: Any, *, id_column: str | None, limit: int | None) -> JobSo
         return TableInMemorySource(data, **settings)
     if isinstance(data, (list, tuple)):
         return RecordListSource(data, **settings)
+    if isinstance(data, dict) and hasattr(data, "with_format"):
+        splits = ", ".join(map(str, data))
+        raise InputError(f"the data set has several splits; choose one of them: {splits}")
     if all(hasattr(data, a) for a in ("with_format", "features", "column_names", "num_rows")):
-        if isinstance(data, dict):
-            splits = ", ".join(map(str, data))
-            raise InputError(f"the data set has several splits; choose one of them: {splits}")
         return DatasetSource(data, **settings)
     table = _as_table(data)
     if table is not None:

@@ -88,7 +88,7 @@ def _setting(column: str, value: Any) -> Any:
         raise OptionError(f"{column} must be {kind}, not {_short(value)}")
     try:
         as_float = float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):  # beyond float64, a signalling NaN
         as_float = math.inf
     if column in _INTEGERS:
         if isinstance(value, numbers.Integral):
