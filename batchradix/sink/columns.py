@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchradix.errors import OptionError
-from batchradix.sink.dictionaries import map_types
+from batchradix.sink.dictionaries import map_types, recode
 from batchradix.types import Result
 
 EncodeValues = Callable[[list[Any]], Any]
@@ -142,7 +142,7 @@ def results_to_batch(
                 array = array.combine_chunks()
         else:
             array = _array([getters[field.name](r) for r in results], field.type)
-        columns.append(array if array.type.equals(field.type) else array.cast(field.type))
+        columns.append(recode(array, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -180,8 +180,5 @@ def arrange(
             for name in schema.names
             if name not in columns
         }
-    arrays = [
-        columns[f.name] if columns[f.name].type.equals(f.type) else columns[f.name].cast(f.type)
-        for f in schema
-    ]
+    arrays = [recode(columns[f.name], f.type) for f in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

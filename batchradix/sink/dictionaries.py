@@ -36,21 +36,41 @@ def map_types(type_: pa.DataType, leaf: Callable[[Any], pa.DataType]) -> pa.Data
     return type_
 
 
+def recode(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """``array`` as ``target``, which may have other dictionaries, or plain values in their
+    place. Unlike a cast it takes no offence at what lies below null structs.
+
+    Raises ``pa.ArrowException`` when a value does not fit.
+    """
+    return _rebuild(array, target, _recoded, ())
+
+
+def _recoded(array: pa.Array, target: pa.DataType, path: Path) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        if not pa.types.is_dictionary(target):
+            return array.dictionary.take(array.indices).cast(target)
+        indices = array.indices.cast(target.index_type)
+        values = array.dictionary.cast(target.value_type)
+        return pa.DictionaryArray.from_arrays(indices, values, ordered=target.ordered)
+    return array.cast(target)
+
+
 def _rebuild(
     array: pa.Array, target: pa.DataType, leaf: Callable[..., pa.Array], path: Path
 ) -> pa.Array:
-    """``array`` with type ``target``, which differs only at dictionaries: ``leaf(array,
-    target, path)`` turns those."""
+    """``array`` with type ``target``, which differs at leaves alone: ``leaf(array,
+    target, path)`` turns those that differ and every dictionary."""
     source = array.type
-    if pa.types.is_dictionary(source) or pa.types.is_dictionary(target):
-        return leaf(array, target, path)
-    if source.equals(target):
+    if source.equals(target) and not pa.types.is_dictionary(source):
         return array
+    if source.id != target.id or not pa.types.is_nested(source):
+        return leaf(array, target, path)
     mask = array.is_null() if array.null_count else None
     if pa.types.is_struct(source):
+        # flatten makes fields null below null structs, where anything may lie otherwise
         children = [
-            _rebuild(array.field(i), target.field(i).type, leaf, (*path, i))
-            for i in range(source.num_fields)
+            _rebuild(child, target.field(i).type, leaf, (*path, i))
+            for i, child in enumerate(array.flatten())
         ]
         return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
     if pa.types.is_fixed_size_list(source):
