@@ -146,9 +146,10 @@ def _has_penalty(s: RowSettings) -> bool:
 def _penalise(row: Tensor, s: RowSettings, prompt_ids: U32, generated_ids: Sequence[int]) -> None:
     """Applies one row's penalties in place; ``row``: float32[V]."""
     generated = np.asarray(generated_ids, dtype=np.int64)
+    generated = generated[generated < len(row)]
     if s.repetition_penalty != 1.0:
-        seen = np.concatenate([prompt_ids.astype(np.int64), generated])
-        ids = torch.from_numpy(seen[seen < len(row)]).to(row.device)
+        seen = np.concatenate([prompt_ids[prompt_ids < len(row)].astype(np.int64), generated])
+        ids = torch.from_numpy(seen).to(row.device)
         values = row[ids]
         # A repeated id writes the same value again, so there is no need to make ids unique.
         row[ids] = torch.where(

@@ -39,7 +39,8 @@ class TokenBytes(Protocol):
 class CompiledGrammar:
     """A grammar ready for one vocabulary; shared by all rows with that ``spec``.
 
-    ``stop_words``: int32[ceil(vocab_size / 32)], the mask of the end-of-sequence tokens.
+    ``stop_words``: int32[ceil(vocab_size / 32)], the mask of the end-of-sequence tokens, with
+    the spare bits after the last token set too (xgrammar leaves anything in them).
     ``notices``: what the compiler warned of, one sentence each. ``compile_s``: seconds.
     """
 
@@ -102,7 +103,8 @@ class GrammarCompiler:
                 lambda: self._native.compile_grammar(_grammar(spec)), timeout_s, notices.release
             )
         stop_words = np.zeros(-(-self.vocab_size // 32), dtype=np.uint32)
-        for i in self.stop_ids:
+        spare = range(self.vocab_size, 32 * len(stop_words))
+        for i in (*self.stop_ids, *spare):
             stop_words[i // 32] |= np.uint32(1 << (i % 32))
         return CompiledGrammar(
             spec=spec,
