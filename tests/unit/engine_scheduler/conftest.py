@@ -10,11 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
+from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.engine.cache.pool import Extent
 from batchradix.engine.row import RunningRow
 from batchradix.engine.scheduler import Scheduler
@@ -42,7 +45,9 @@ def prefix_hash(tokens: Sequence[int]) -> int:
 def next_token(value: int, vocab_size: int) -> int:
     """The token that greedily follows a prefix; with a large vocabulary answers are longer."""
     draw = hash((value, 17))
-    return EOS if draw % (12 if vocab_size < 100 else 60) == 0 else 1 + (draw >> 8) % (vocab_size - 1)
+    return (
+        EOS if draw % (12 if vocab_size < 100 else 60) == 0 else 1 + (draw >> 8) % (vocab_size - 1)
+    )
 
 
 def answer_alone(prompt: Sequence[int], max_tokens: int, vocab_size: int) -> list[int]:
@@ -173,6 +178,30 @@ class Outcome:
     steps: list[Step] = field(default_factory=list)
 
 
+def make_job(
+    rows: Sequence[Sequence[int]],
+    max_tokens: Sequence[int],
+    *,
+    settings: Sequence[RowSettings] = (RowSettings(),),
+    settings_id: Sequence[int] | None = None,
+    retain: bool = False,
+) -> EngineJob:
+    tokens = TokenTable.from_rows(rows)
+    plan = make_plan(tokens)
+    return EngineJob(
+        tokens=tokens,
+        plan=plan,
+        tree=build_tree(plan, tokens.lengths),
+        requests=RequestTable(
+            settings=tuple(settings),
+            settings_id=np.array(settings_id or [0] * len(rows), np.int32),
+            max_tokens=np.array(max_tokens, np.int32),
+            rng_key=np.arange(len(rows), dtype=np.uint64),
+        ),
+        retain=retain,
+    )
+
+
 class Simulation:
     """A `Scheduler` with a `FakeRunner`, driven as the engine drives them."""
 
@@ -211,23 +240,8 @@ class Simulation:
     def submit(
         self, rows: Sequence[Sequence[int]], max_tokens: Sequence[int], *, retain: bool = False
     ) -> int:
-        tokens = TokenTable.from_rows(rows)
-        plan = make_plan(tokens)
-        requests = RequestTable(
-            settings=(RowSettings(),),
-            settings_id=np.zeros(len(rows), np.int32),
-            max_tokens=np.array(max_tokens, np.int32),
-            rng_key=np.zeros(len(rows), np.uint64),
-        )
-        job = EngineJob(
-            tokens=tokens,
-            plan=plan,
-            tree=build_tree(plan, tokens.lengths),
-            requests=requests,
-            retain=retain,
-        )
         self._num_jobs += 1
-        self.scheduler.submit(self._num_jobs - 1, job)
+        self.scheduler.submit(self._num_jobs - 1, make_job(rows, max_tokens, retain=retain))
         return self._num_jobs - 1
 
     def step(self) -> None:
@@ -262,6 +276,92 @@ class Simulation:
             self.step()
         self.scheduler.check()
         return self.outcome
+
+
+class HashRunner:
+    """A `FakeRunner` with logits, as the engine wants them: one token far above the rest."""
+
+    def __init__(self, num_slots: int, vocab_size: int, num_choices: int) -> None:
+        self.used: Callable[[], Sequence[Extent]] = list
+        self.fake = FakeRunner(num_slots, lambda: self.used())
+        self.vocab_size = vocab_size
+        self.num_choices = num_choices
+        self.broken: set[int] = set()  # tokens before which logits are NaN
+        self.num_closed = 0
+        self._values: list[int] | None = None
+
+    def launch(self, step: Step) -> None:
+        assert self._values is None
+        self._values = self.fake.run(step)
+
+    def collect(self) -> torch.Tensor:
+        assert self._values is not None
+        logits = torch.zeros((len(self._values), self.vocab_size))
+        for row, value in enumerate(self._values):
+            token = next_token(value, self.num_choices)
+            logits[row, token] = float("nan") if token in self.broken else 5.0
+        self._values = None
+        return logits
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+EOS_IDS = (258, *range(40, 46))  # bytes too, so that random answers end now and then
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama over bytes in float32, with a tokenizer, as a model folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=264,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=256,
+        eos_token_id=list(EOS_IDS),
+        pad_token_id=257,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data.normal_(0, 0.25)
+    model.save_pretrained(folder)
+    # Byte-level tokenizers spell the bytes that cannot be printed with other characters.
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = [b for b in range(256) if b not in kept]
+    spelling = {b: chr(b) for b in kept} | {b: chr(256 + i) for i, b in enumerate(moved)}
+    assert set(spelling.values()) == set(ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: b for b, c in spelling.items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<pad>", "<eos>"])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", pad_token="<pad>", eos_token="<eos>"
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tiny_folder: Path) -> Checkpoint:
+    return open_checkpoint(str(tiny_folder))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,281 @@
+"""The engine: planned jobs in, completions out; one forward pass a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.config import EngineSettings
+from batchradix.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
+from batchradix.engine.grammar.state import GrammarState, fill_batch
+from batchradix.engine.model_runner import ModelRunner
+from batchradix.engine.output import RowOutput
+from batchradix.engine.row import RunningRow
+from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
+from batchradix.engine.scheduler import RefusedRow, Scheduler
+from batchradix.engine.step import Step
+from batchradix.errors import RowError, RowErrorCode, SchemaError
+from batchradix.types import (
+    Completion,
+    Detokenizer,
+    EngineJob,
+    FinishReason,
+    RequestTable,
+    RowSettings,
+    Usage,
+)
+
+
+class Runner(Protocol):
+    """What executes steps: `ModelRunner`, or a test's double."""
+
+    def launch(self, step: Step) -> None: ...
+
+    def collect(self) -> torch.Tensor:
+        """float32[R, vocab_size], the logits of the launched step."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """What the rows of a job need when they are admitted; dropped with the last of them."""
+
+    requests: RequestTable
+    grammars: tuple[CompiledGrammar | None, ...]  # by settings id
+    num_unfinished: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """The answer of a running or preempted row."""
+
+    settings: RowSettings
+    rng_key: np.uint64
+    output: RowOutput
+
+
+class RadixEngine:
+    """Runs jobs over one model, KV pool and radix cache; implements `types.Engine`.
+
+    ``grammars`` may be handed in when schemas were compiled before. Raises `ModelError` when
+    the weights cannot be loaded and `OutOfMemoryError` when they or the pool do not fit.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: EngineSettings,
+        detokenizer: Detokenizer,
+        *,
+        grammars: GrammarCompiler | None = None,
+        runner: Runner | None = None,
+    ) -> None:
+        config = checkpoint.config
+        tokenizer = checkpoint.tokenizer
+        self._context_length = config.context_length
+        self._eos_ids = frozenset(tokenizer.eos_ids)
+        self._detokenizer = detokenizer
+        self._grammars = grammars or GrammarCompiler(
+            tokenizer, config.vocab_size, tokenizer.eos_ids
+        )
+        self._mask_words = -(-config.vocab_size // 32)
+        self._sampler = Sampler(config.vocab_size, tokenizer.vocab_size)
+        self._usage = Usage()
+        self._scheduler = Scheduler(
+            num_slots=settings.kv_tokens,
+            batch_size=settings.batch_size,
+            prefill_tokens=settings.prefill_tokens,
+            prefix_cache=settings.prefix_cache,
+            usage=self._usage,
+        )
+        self._next_job_id = 0
+        self._jobs: dict[int, _Job] = {}
+        self._answers: dict[int, _Answer] = {}  # by the row's seq
+        self._runner: Runner | None = runner or ModelRunner(checkpoint, settings)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer of one row may have together."""
+        return self._context_length
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Pool, cache and running rows, to look at."""
+        return self._scheduler
+
+    @property
+    def usage(self) -> Usage:
+        """Counters since the engine started; the live object."""
+        return self._usage
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a submitted row has no completion yet."""
+        return self._runner is not None and self._scheduler.has_work
+
+    def submit(self, job: EngineJob) -> int:
+        """Queues a job behind those submitted before and returns its id.
+
+        Grammars are compiled here. Rows whose grammar is rejected get an error completion.
+        """
+        job_id = self._next_job_id
+        self._next_job_id += 1
+        grammars: list[CompiledGrammar | None] = []
+        refused: dict[int, RowError] = {}
+        for settings_id, settings in enumerate(job.requests.settings):
+            compiled = None
+            if settings.grammar is not None:
+                try:
+                    compiled = self._grammars.compile(settings.grammar)
+                except SchemaError as error:
+                    refused[settings_id] = RowError(RowErrorCode.ENGINE_FAILED, str(error))
+            grammars.append(compiled)
+        if len(job.plan):
+            self._jobs[job_id] = _Job(
+                requests=job.requests, grammars=tuple(grammars), num_unfinished=len(job.plan)
+            )
+        self._scheduler.submit(job_id, job, refused)
+        return job_id
+
+    def step(self) -> list[Completion]:
+        """One forward pass at most; the rows it finished, and rows that cannot run at all."""
+        assert self._runner is not None, "the engine is closed"
+        decision = self._scheduler.schedule()
+        completions = [self._refuse(row) for row in decision.refused]
+        for row in decision.admitted:
+            self._answers[row.seq] = self._start(row)
+        if decision.step is None:
+            return completions
+        self._runner.launch(decision.step)
+        batch = self._sampling_batch(decision.rows)  # while a device computes
+        logits = self._runner.collect()
+        if decision.rows:
+            sampled = self._sampler.sample(logits, batch)
+            completions += self._take(decision.rows, sampled)
+        return completions
+
+    def check(self) -> None:
+        """AssertionError unless every KV slot has one owner and every lock a row; after a
+        drain nothing is locked and only retained prefixes hold slots."""
+        self._scheduler.check()
+        if not self._scheduler.has_work:
+            assert not self._answers, "an answer outlived its row"
+            assert not self._jobs, "a job outlived its rows"
+
+    def close(self) -> None:
+        """Releases weights and pool; idempotent. Unfinished rows get no completion."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self._answers.clear()
+        self._jobs.clear()
+
+    def _start(self, row: RunningRow) -> _Answer:
+        job = self._jobs[row.job_id]
+        settings_id = int(job.requests.settings_id[row.row])
+        settings = job.requests.settings[settings_id]
+        compiled = job.grammars[settings_id]
+        output = RowOutput(
+            settings=settings,
+            max_tokens=row.max_tokens,
+            eos_ids=self._eos_ids,
+            detokenizer=self._detokenizer.start(),
+            grammar=None if compiled is None else GrammarState(compiled),
+        )
+        return _Answer(
+            settings=settings,
+            rng_key=job.requests.rng_key[row.row],
+            output=output,
+        )
+
+    def _sampling_batch(self, rows: Sequence[RunningRow]) -> SamplingBatch:
+        answers = [self._answers[row.seq] for row in rows]
+        states: list[GrammarState] = []
+        masked = np.zeros(len(rows), dtype=np.bool_)
+        for i, answer in enumerate(answers):
+            if answer.output.grammar is not None:
+                masked[i] = True
+                states.append(answer.output.grammar)
+        bitmask = None
+        if states:
+            bitmask = torch.empty((len(rows), self._mask_words), dtype=torch.int32)
+            fill_batch(states, bitmask, np.flatnonzero(masked).tolist())
+        return SamplingBatch(
+            settings=[answer.settings for answer in answers],
+            rng_key=np.array([answer.rng_key for answer in answers], dtype=np.uint64),
+            num_generated=np.array([a.output.completion_tokens for a in answers], dtype=np.int64),
+            prompt_ids=[row.prompt for row in rows],
+            generated_ids=[answer.output.token_ids for answer in answers],
+            bitmask=bitmask,
+            masked_rows=masked,
+        )
+
+    def _take(self, rows: Sequence[RunningRow], sampled: SampledTokens) -> list[Completion]:
+        """Appends each row's token; the rows that ended with it leave."""
+        completions = []
+        for i, row in enumerate(rows):
+            output = self._answers[row.seq].output
+            if sampled.non_finite[i]:
+                error = _no_token(bool(sampled.nothing_allowed[i]))
+                completions.append(self._finish(row, FinishReason.ERROR, error))
+                continue
+            token_id = int(sampled.token_ids[i])
+            self._usage.decode_steps += 1
+            self._usage.completion_tokens += 1
+            reason = output.push(token_id)
+            if reason is None:
+                self._scheduler.append(row, [token_id])
+            else:
+                completions.append(self._finish(row, reason, output.error))
+        return completions
+
+    def _finish(self, row: RunningRow, reason: FinishReason, error: RowError | None) -> Completion:
+        output = self._answers.pop(row.seq).output
+        self._scheduler.finish(row)
+        self._row_done(row.job_id)
+        return Completion(
+            job_id=row.job_id,
+            row=row.row,
+            token_ids=tuple(output.token_ids),
+            text=output.text,
+            finish_reason=reason,
+            completion_tokens=output.completion_tokens,
+            error=error,
+        )
+
+    def _refuse(self, row: RefusedRow) -> Completion:
+        self._row_done(row.job_id)
+        return Completion(
+            job_id=row.job_id,
+            row=row.row,
+            token_ids=(),
+            text="",
+            finish_reason=FinishReason.ERROR,
+            completion_tokens=0,
+            error=row.error,
+        )
+
+    def _row_done(self, job_id: int) -> None:
+        job = self._jobs[job_id]
+        job.num_unfinished -= 1
+        if job.num_unfinished == 0:
+            del self._jobs[job_id]
+
+
+def _no_token(nothing_allowed: bool) -> RowError:
+    if nothing_allowed:
+        return RowError(
+            RowErrorCode.ENGINE_FAILED,
+            "The output grammar allows no token here; simplify the schema or run this row alone.",
+        )
+    return RowError(
+        RowErrorCode.NON_FINITE_LOGITS,
+        "The model computed NaN or infinity for this row; try --dtype float32.",
+    )

@@ -1,0 +1,207 @@
+"""The engine as the pipeline sees it: one completion a row, errors as completions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.config import EngineSettings
+from batchradix.engine.core import RadixEngine
+from batchradix.errors import RowErrorCode
+from batchradix.prompts.detokenise import IncrementalDetokenizer
+from batchradix.types import Completion, FinishReason, GrammarSpec, RowSettings
+
+
+def engine_settings(**changes: Any) -> EngineSettings:
+    values: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cpu",
+        "attention": "torch",
+        "batch_size": 4,
+        "prefill_tokens": 16,
+        "kv_tokens": 300,
+        "prefix_cache": True,
+        "num_threads": 1,
+    }
+    return EngineSettings(**(values | changes))
+
+
+MakeEngine = Callable[..., tuple[RadixEngine, Any]]
+
+
+@pytest.fixture
+def make_engine(sim: ModuleType, checkpoint: Checkpoint) -> Iterator[MakeEngine]:
+    """Engines over a runner that checks reads; each is checked for lost slots at the end."""
+    made: list[RadixEngine] = []
+
+    def make(num_choices: int = 200, **changes: Any) -> tuple[RadixEngine, Any]:
+        settings = engine_settings(**changes)
+        runner = sim.HashRunner(settings.kv_tokens, checkpoint.config.vocab_size, num_choices)
+        detokenizer = IncrementalDetokenizer(checkpoint.tokenizer.token_bytes)
+        engine = RadixEngine(checkpoint, settings, detokenizer, runner=runner)
+        cache, running = engine.scheduler.cache, engine.scheduler
+        runner.used = lambda: [
+            *(e for node in cache.nodes() for e in node.extents),
+            *(e for row in running.running for e in row.tail),
+        ]
+        made.append(engine)
+        return engine, runner
+
+    yield make
+    for engine in made:
+        engine.check()
+        engine.close()
+
+
+def drain(engine: RadixEngine) -> list[Completion]:
+    completions = []
+    while engine.has_work:
+        completions += engine.step()
+    engine.check()
+    return completions
+
+
+def test_every_row_gets_one_completion_with_its_tokens_text_and_reason(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, _ = make_engine()
+    rows = [[65, 66, 67, i % 7] for i in range(20)]
+    job_id = engine.submit(sim.make_job(rows, [9] * 20))
+    completions = drain(engine)
+    assert Counter((c.job_id, c.row) for c in completions) == Counter(
+        (job_id, i) for i in range(20)
+    )
+    eos_ids = set(sim.EOS_IDS)
+    for c in completions:
+        assert c.error is None
+        expected: list[int] = []
+        while len(expected) < 9:
+            token = sim.next_token(sim.prefix_hash([*rows[c.row], *expected]), 200)
+            if token in eos_ids:
+                assert c.finish_reason is FinishReason.STOP
+                assert c.completion_tokens == len(expected) + 1
+                break
+            expected.append(token)
+        else:
+            assert c.finish_reason is FinishReason.LENGTH
+            assert c.completion_tokens == 9
+        assert c.token_ids == tuple(expected)
+        assert c.text == bytes(expected).decode("utf-8", "replace")
+    assert engine.usage.completion_tokens == sum(c.completion_tokens for c in completions)
+    assert engine.usage.decode_steps == engine.usage.completion_tokens
+    assert engine.usage.computed_tokens == 3 + 7
+
+
+def test_a_row_with_nan_logits_fails_alone(sim: ModuleType, make_engine: MakeEngine) -> None:
+    engine, runner = make_engine()
+    rows = [[65, i] for i in range(12)]
+    first = {i: sim.next_token(sim.prefix_hash(row), 200) for i, row in enumerate(rows)}
+    runner.broken = {first[3]}
+    engine.submit(sim.make_job(rows, [1] * 12))
+    completions = {c.row: c for c in drain(engine)}
+    assert len(completions) == 12
+    for row, c in completions.items():
+        if first[row] == first[3]:
+            assert c.finish_reason is FinishReason.ERROR
+            assert c.error is not None
+            assert c.error.code is RowErrorCode.NON_FINITE_LOGITS
+        else:
+            assert c.error is None
+
+
+def test_grammars_hold_for_their_rows_only(sim: ModuleType, make_engine: MakeEngine) -> None:
+    engine, _ = make_engine()
+    spec = GrammarSpec(kind="json_schema", source='{"enum": ["yes", "no"]}')
+    rows = [[65, i] for i in range(10)]
+    job = sim.make_job(
+        rows,
+        [12] * 10,
+        settings=[RowSettings(), RowSettings(grammar=spec)],
+        settings_id=[i % 2 for i in range(10)],
+    )
+    engine.submit(job)
+    for c in drain(engine):
+        assert (c.text in ('"yes"', '"no"')) == (c.row % 2 == 1)
+
+
+def test_a_grammar_that_cannot_be_compiled_is_the_error_of_its_rows(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, _ = make_engine()
+    spec = GrammarSpec(kind="json_schema", source='{"type": "no such type"}')
+    job = sim.make_job(
+        [[1, 2], [1, 2, 3]],
+        [3, 3],
+        settings=[RowSettings(), RowSettings(grammar=spec)],
+        settings_id=[0, 1],
+    )
+    engine.submit(job)
+    completions = {c.row: c for c in drain(engine)}
+    assert completions[0].error is None
+    error = completions[1].error
+    assert error is not None
+    assert error.code is RowErrorCode.ENGINE_FAILED
+
+
+def test_a_row_that_never_fits_is_refused_with_the_remedy(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, _ = make_engine(kv_tokens=20)
+    engine.submit(sim.make_job([[1, 2, 3], list(range(1, 30))], [4, 4]))
+    completions = {c.row: c for c in drain(engine)}
+    assert completions[0].error is None
+    error = completions[1].error
+    assert error is not None
+    assert error.code is RowErrorCode.KV_POOL_TOO_SMALL
+    assert completions[1].completion_tokens == 0
+
+
+def test_jobs_queue_and_share_the_cache(sim: ModuleType, make_engine: MakeEngine) -> None:
+    engine, _ = make_engine()
+    rows = [[1, 2, 3, 4, 5, i] for i in range(6)]
+    first = engine.submit(sim.make_job(rows, [2] * 6, retain=True))
+    second = engine.submit(sim.make_job(rows, [2] * 6, retain=True))
+    completions = drain(engine)
+    answers = {(c.job_id, c.row): c.token_ids for c in completions}
+    assert len(completions) == 12
+    assert all(answers[first, i] == answers[second, i] for i in range(6))
+    assert engine.usage.computed_tokens == 11
+    assert engine.usage.cached_tokens == 72 - 11
+
+
+def test_sampled_answers_do_not_depend_on_pool_or_batch(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    rows = [[1, 2, i] for i in range(10)]
+    hot = RowSettings(temperature=3.0)
+    answers = []
+    for changes in ({}, {"kv_tokens": 44, "batch_size": 9}, {"prefix_cache": False}):
+        engine, _ = make_engine(**changes)
+        engine.submit(sim.make_job(rows, [40] * 10, settings=[hot]))
+        answers.append({c.row: c.token_ids for c in drain(engine)})
+    assert len(set(answers[0].values())) == 10
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_an_empty_job_gives_no_work(sim: ModuleType, make_engine: MakeEngine) -> None:
+    engine, runner = make_engine()
+    engine.submit(sim.make_job([], []))
+    assert not engine.has_work
+    assert engine.step() == []
+    assert runner.fake.steps == []
+
+
+def test_close_may_be_called_twice_and_ends_all_work(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, runner = make_engine()
+    drain(engine)
+    engine.close()
+    engine.close()
+    assert runner.num_closed == 1
+    assert not engine.has_work
