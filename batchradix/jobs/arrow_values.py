@@ -7,6 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+# KeyError: a time zone that this machine does not know.
+_NO_PYTHON_VALUE = (ValueError, OverflowError, KeyError, pa.ArrowException)
+
 
 class Unreadable:
     """Stands for a value that has no Python counterpart; ``reason`` says why."""
@@ -99,7 +102,7 @@ def to_python(array: pa.Array) -> list[Any]:
     array = _without_nanoseconds(plain_array(array))
     try:
         values: list[Any] = array.to_pylist()
-    except (ValueError, OverflowError, pa.ArrowException):
+    except _NO_PYTHON_VALUE:
         values = [_value_at(array, i) for i in range(len(array))]
     if _holds(array.type, pa.types.is_map):
         values = [_maps_to_dicts(v, array.type) for v in values]
@@ -111,7 +114,7 @@ def _value_at(array: pa.Array, row: int) -> Any:
         return array[row].as_py()
     except UnicodeDecodeError as error:
         return Unreadable(f"its text is not UTF-8 ({error.reason})")
-    except (ValueError, OverflowError, pa.ArrowException) as error:
+    except _NO_PYTHON_VALUE as error:
         return Unreadable(f"its {array.type} has no Python value ({error})")
 
 

@@ -29,6 +29,7 @@ _FORMAT_OF_SUFFIX = {
 _COMPRESSED = (".gz", ".zst", ".zstd")
 _DESCRIPTION = {"parquet": "Parquet", "jsonl": "JSON lines", "csv": "CSV", "arrow": "Arrow IPC"}
 _FORMATS = "Parquet (.parquet), JSON lines (.jsonl, .ndjson, also .gz and .zst), CSV (.csv), Arrow"
+_OPENAI_FIELDS = {"custom_id", "method", "url", "body"}
 _MAY_BE_TEXT = ("jsonl", "array", "empty", "")
 _NUM_RECORDS_LOOKED_AT = 16
 
@@ -89,7 +90,7 @@ def _matches(pattern: str) -> list[Path]:
 
 def _open_standard_input(settings: dict[str, Any]) -> JobSource:
     name = "standard input"
-    if sys.stdin is None or sys.stdin.closed:
+    if sys.stdin is None or sys.stdin.closed or not hasattr(sys.stdin, "buffer"):
         raise InputError("standard input is closed; pipe rows into it or name a file")
     if sys.stdin.isatty():
         raise InputError("standard input is a terminal; pipe rows into it or name a file")
@@ -126,7 +127,10 @@ def _parquet_files_of(folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"the folder {folder} cannot be read: {error.strerror}") from None
     if not files:
-        raise InputError(f"the folder {folder} holds no Parquet file (*.parquet)")
+        raise InputError(
+            f"the folder {folder} holds no Parquet file (*.parquet); "
+            f"files of another format take a pattern such as '{folder}/*.jsonl'"
+        )
     return files
 
 
@@ -237,8 +241,9 @@ def _refuse_what_is_no_job(file: InputFile) -> None:
 def _refuse_openai_requests(name: str, records: Iterable[Any]) -> None:
     """The one place that knows request lines of the OpenAI Batch API."""
     for fields in records:
-        if isinstance(fields, dict) and {"custom_id", "body"} <= fields.keys():
+        if isinstance(fields, dict) and fields.keys() >= _OPENAI_FIELDS:
             raise InputError(
-                f"{name} is an OpenAI batch file (its records have custom_id and body); batch "
-                f"files cannot be run yet, so give rows with a prompt or messages column"
+                f"{name} is an OpenAI batch file (its records have custom_id, method, url and "
+                f"body); batch files cannot be run yet, so give rows with a prompt or messages "
+                f"column"
             )

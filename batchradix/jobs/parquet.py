@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -82,7 +83,7 @@ def _group_batches(
     )
     if any(c.has_dictionary_page and c.total_uncompressed_size >= _PROBE_BYTES for c in chunks):
         probe = parquet.iter_batches(batch_size=1, row_groups=[group], columns=names)
-        row_bytes = max(row_bytes, next(probe).nbytes)
+        row_bytes = max(row_bytes, *(batch.nbytes for batch in islice(probe, 1)))
     batch_size = max(1, min(batch_rows, BATCH_BYTES // max(1, row_bytes)))
     batches = parquet.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
     for batch in batches:

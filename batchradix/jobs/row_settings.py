@@ -83,19 +83,20 @@ def _setting(column: str, value: Any) -> Any:
     if column == "stop":
         return _stop(value)
     is_number = isinstance(value, (numbers.Real, Decimal)) and not isinstance(value, bool)
-    kind = "an integer" if column in _INTEGERS else "a number"
     if not is_number:
+        kind = "an integer" if column in _INTEGERS else "a number"
         raise OptionError(f"{column} must be {kind}, not {_short(value)}")
     try:
         as_float = float(value)
     except (OverflowError, ValueError):  # beyond float64, a signalling NaN
         as_float = math.inf
     if column in _INTEGERS:
-        if isinstance(value, numbers.Integral):
-            return int(value)
-        if math.isfinite(as_float) and value == int(value):
-            return int(value)
-        raise OptionError(f"{column} must be an integer, not {_short(value)}")
+        is_whole = isinstance(value, numbers.Integral) or (
+            math.isfinite(as_float) and value == int(value)
+        )
+        if not is_whole or not -(2**63) <= int(value) < 2**63:
+            raise OptionError(f"{column} must be an integer of 64 bits, not {_short(value)}")
+        return int(value)
     if not math.isfinite(as_float):
         raise OptionError(f"{column} must be a finite number, not {_short(value)}")
     return as_float

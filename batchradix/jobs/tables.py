@@ -40,7 +40,6 @@ class TableSource(JobSource):
             twice = next(c for c in schema.names if schema.names.count(c) > 1)
             raise InputError(f"{name} has more than one column named {twice!r}; rename one of them")
         self._types = {f.name: plain_type(f.type) for f in schema}
-        self._nullable_schema = pa.schema(list(self._types.items()))
         self._num_rows = num_rows if limit is None else min(num_rows, limit)
         self._id_column = id_column or ("id" if "id" in self._types else None)
         if self._id_column is not None and self._id_column not in self._types:
@@ -81,8 +80,7 @@ class TableSource(JobSource):
         else:
             arrays = [plain_array(b.column(0)) for b in self._limited([self._id_column], 1 << 16)]
             ids = pa.chunked_array(arrays, self._types[self._id_column]).drop_null()
-            distinct = len(ids.unique())
-            self._num_duplicate_ids = len(ids) - distinct
+            self._num_duplicate_ids = len(ids) - len(ids.unique())
         self._counted_duplicates = True
         return self._num_duplicate_ids
 
@@ -123,13 +121,14 @@ class TableSource(JobSource):
 
     def _rows(self, first: int, batch: pa.RecordBatch, wanted: list[str]) -> Iterator[Row]:
         lists = {c: to_python(batch.column(c)) for c in batch.schema.names}
+        suspects = [c for c, v in lists.items() if Unreadable in set(map(type, v))]
         names = [c for c in wanted if c in lists]
         ids = lists.get(self._id_column) if self._id_column is not None else None
         columns = [lists[c] for c in names]
         for i in range(batch.num_rows):
             index = first + i
             values = {n: c[i] for n, c in zip(names, columns, strict=True)}
-            bad = next((c for c, v in lists.items() if isinstance(v[i], Unreadable)), None)
+            bad = next((c for c in suspects if isinstance(lists[c][i], Unreadable)), None)
             error = None
             if bad is not None:
                 message = f"row {index}: the column {bad!r} cannot be read: {lists[bad][i].reason}"
@@ -152,7 +151,8 @@ class TableSource(JobSource):
         type_, types = self._types[self._id_column], pa.types
         plain = (
             types.is_integer,
-            types.is_floating,
+            types.is_float32,
+            types.is_float64,
             types.is_boolean,
             types.is_string,
             types.is_large_string,

@@ -99,9 +99,10 @@ def test_a_terminal_or_a_closed_standard_input_is_refused(
     monkeypatch.setattr(sys, "stdin", (terminal := PipedInput(b"", terminal=True)))
     with terminal.buffer, pytest.raises(InputError, match="terminal"):
         open_job("-")
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(InputError, match="closed"):
-        open_job("-")
+    for nothing in (None, io.StringIO("{}")):
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with pytest.raises(InputError, match="closed"):
+            open_job("-")
 
 
 def test_a_named_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
@@ -181,6 +182,13 @@ def test_the_ending_or_else_the_content_says_the_format(
         with open_job(spelling) as source:
             assert ids(source) == ["p"]
             assert source.name == str(path)
+
+
+def test_an_ordinary_table_with_a_custom_id_and_a_body_is_no_batch_file(tmp_path: Path) -> None:
+    path = tmp_path / "mails.jsonl"
+    path.write_bytes(b'{"custom_id": "m1", "body": "Dear all"}')
+    with open_job(path, id_column="custom_id") as source:
+        assert ids(source) == ["m1"]
 
 
 def test_missing_files_and_empty_folders_are_refused(tmp_path: Path) -> None:

@@ -238,6 +238,9 @@ def test_a_value_python_cannot_hold_spoils_its_own_row_only() -> None:
         assert rows[1].error is not None
         assert "row 1: the column 't'" in rows[1].error.message
         assert [r.values for r in rows] == [{"t": "a"}, {}, {"t": "b"}]
+    nowhere = to_python(pa.array([0, None], pa.timestamp("us", "Nowhere/At_All")))
+    assert isinstance(nowhere[0], Unreadable)
+    assert nowhere[1] is None
     far = to_python(pa.array([0, 10**15], pa.timestamp("s")))
     assert far[0] == datetime(1970, 1, 1)
     assert isinstance(far[1], Unreadable)
