@@ -192,9 +192,9 @@ class AddedTokenMatcher:
         return regions
 
 
-def _any_of(contents: Sequence[str]) -> re.Pattern[str]:
+def _any_of(contents: Iterable[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     """Matches any of the texts, the longest first."""
-    return re.compile("|".join(map(re.escape, sorted(contents, key=len, reverse=True))))
+    return re.compile("|".join(map(re.escape, sorted(contents, key=len, reverse=True))), flags)
 
 
 def _filled(raw: str, hole: str, filler: Iterator[str]) -> str:
@@ -224,16 +224,19 @@ class DataGuard:
     """Marks the strings of a row before a chat template mixes them with its own text.
 
     ``literals`` are all the texts that can stand beside data: where one of them ends in the
-    beginning of an added token, data may not complete it.
+    beginning of an added token, data may not complete it. Case counts as equal throughout, since
+    a template may change it.
     """
 
     def __init__(self, matcher: AddedTokenMatcher, literals: Iterable[str]) -> None:
         contents = matcher.contents
-        self._contents = contents
-        self._token = _any_of(contents) if contents else None
-        self._token_anywhere = re.compile(f"(?=({self._token.pattern}))") if self._token else None
-        self._beginnings = {c[:i] for c in contents for i in range(1, len(c))}
-        self._endings = {c[i:] for c in contents for i in range(1, len(c))}
+        self._contents = {content.lower() for content in contents}
+        self._token = _any_of(contents, re.IGNORECASE) if contents else None
+        self._token_anywhere = (
+            re.compile(f"(?=({self._token.pattern}))", re.IGNORECASE) if self._token else None
+        )
+        self._beginnings = {c[:i] for c in self._contents for i in range(1, len(c))}
+        self._endings = {c[i:] for c in self._contents for i in range(1, len(c))}
         self._longest = max(map(len, contents), default=0)
         self._completable = any(self._ends_open(literal) for literal in literals)
 
@@ -288,14 +291,14 @@ class DataGuard:
 
     def _ends_open(self, text: str) -> bool:
         """Whether the end of ``text`` is the beginning of an added token."""
-        longest = min(len(text), self._longest)
-        return any(text[-length:] in self._beginnings for length in range(1, longest + 1))
+        end = text[-self._longest :].lower()
+        return any(end[-length:] in self._beginnings for length in range(1, len(end) + 1))
 
     def _completes(self, text: str) -> bool:
         """Whether ``text`` could complete an added token that template text before it began."""
         if not self._completable or not text:
             return False
-        longest = min(len(text), self._longest)
-        if any(text[:length] in self._endings for length in range(1, longest + 1)):
+        start = text[: self._longest].lower()
+        if any(start[:length] in self._endings for length in range(1, len(start) + 1)):
             return True
-        return len(text) < self._longest and any(text in content for content in self._contents)
+        return len(text) < self._longest and any(start in content for content in self._contents)

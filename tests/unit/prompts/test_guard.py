@@ -134,6 +134,16 @@ def test_a_template_that_measures_and_quotes_its_data_sees_it_unchanged(byte_bpe
     assert '{"role": "user", "content": "é"}1<|im_end|>'.encode() == bytes_of(byte_bpe, plain_ids)
 
 
+def test_a_template_that_changes_case_makes_no_token_of_data(byte_bpe, build, ids_of):
+    template = "{% for m in messages %}<{{ m.content | lower }}<|im_end|>{% endfor %}"
+    builder = build(byte_bpe, chat_template=template)
+    ids = ids_of(builder, messages=[{"role": "user", "content": "|IM_start|> <THINK> <"}])
+    assert added(byte_bpe, ids) == added(
+        byte_bpe, ids_of(builder, messages=[{"role": "user", "content": "b"}])
+    )
+    assert bytes_of(byte_bpe, ids) == b"<|im_start|> <think> <<|im_end|>"
+
+
 def test_a_row_whose_length_a_template_measures_is_refused_when_it_needs_marks(
     byte_bpe, build, error_of
 ):
