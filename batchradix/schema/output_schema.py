@@ -1,0 +1,119 @@
+"""The shape of an answer: its grammar, its Arrow type, and the check of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from batchradix.errors import RowErrorCode
+from batchradix.schema.answers import InvalidAnswer, json_text, pointer_step, read_json
+from batchradix.schema.document import open_document
+from batchradix.schema.grammar import GrammarWriter
+from batchradix.schema.merge import Node, alternatives_of
+from batchradix.schema.normalise import Normalised
+from batchradix.types import GrammarSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from batchradix.schema.arrow_types import Codec
+
+
+class OutputSchema:
+    """A JSON Schema that answers must match; immutable, built by `load_schema`.
+
+    ``json``: the schema as given. ``text``: the same as compact JSON in the given order, for
+    prompts and metadata. ``grammar``: what decoding enforces. ``validated_keywords``:
+    ``(pointer, keyword)`` of what only the check of every value catches.
+    ``ignored_keywords``: formats that JSON Schema does not define, which nothing checks.
+    ``property_names``: the properties of the answer itself, in column order.
+    """
+
+    def __init__(self, schema: dict[str, Any] | bool) -> None:
+        """Raises `SchemaError` when the schema is malformed or nothing can match it."""
+        document = open_document(schema)
+        normalised = Normalised(document)
+        writer = GrammarWriter(normalised)
+        self.json: dict[str, Any] = document.root
+        self.text = json_text(document.root)
+        self.grammar = GrammarSpec(kind="json_schema", source=writer.source())
+        self.validated_keywords: tuple[tuple[str, str], ...] = normalised.notes
+        self.ignored_keywords: tuple[tuple[str, str], ...] = tuple(writer.ignored)
+        self.property_names = _property_names(normalised)
+        self._normalised = normalised
+        self._validator = document.validator
+        self._codec: Codec | None = None
+
+    @property
+    def codec(self) -> Codec:
+        """The way from a parsed answer to its Arrow cell."""
+        if self._codec is None:
+            from batchradix.schema.arrow_types import codec_of
+
+            self._codec = codec_of(self._normalised)
+        return self._codec
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of an answer; depends on the schema alone."""
+        return self.codec.type
+
+    def arrow_field(self, name: str) -> pa.Field:
+        """A nullable field of `arrow_type`, marked in its metadata where it is JSON text."""
+        from batchradix.schema.arrow_types import codec_field
+
+        return codec_field(name, self.codec)
+
+    def parse(self, text: str) -> Any:
+        """The value of a finished answer.
+
+        Raises `InvalidAnswer`: ``invalid_json`` for what is no JSON, ``schema_mismatch`` for
+        what breaks the schema, ``not_representable`` for what does not fit its Arrow type.
+        """
+        value = read_json(text)
+        self._validate(value)
+        self.codec.convert(value, "")
+        return value
+
+    def to_arrow(self, values: Sequence[Any | None]) -> pa.Array:
+        """An array of `arrow_type` from parsed answers; None (no answer) becomes null.
+
+        Raises `InvalidAnswer` for a value that `parse` would have refused.
+        """
+        import pyarrow as pa
+
+        cells = [None if value is None else self.codec.convert(value, "") for value in values]
+        return pa.array(cells, type=self.arrow_type)
+
+    def _validate(self, value: Any) -> None:
+        try:
+            if self._validator.is_valid(value):
+                return
+            error = next(iter(self._validator.iter_errors(value)))
+        except (ValueError, RecursionError) as failure:
+            message = str(failure).splitlines()[0]
+            raise InvalidAnswer(
+                RowErrorCode.SCHEMA_MISMATCH, f"cannot be checked: {message}"
+            ) from None
+        message = error.message if len(error.message) <= 200 else f"{error.message[:197]}..."
+        pointer = ""
+        for step in error.instance_path:
+            pointer = pointer_step(pointer, step)
+        raise InvalidAnswer(RowErrorCode.SCHEMA_MISMATCH, message, pointer)
+
+
+def _property_names(normalised: Normalised) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    waiting: list[Node] = [normalised.root]
+    seen: set[str] = set()
+    while waiting:
+        node = waiting.pop(0)
+        if "$ref" in node:
+            if node["$ref"] not in seen:
+                seen.add(node["$ref"])
+                waiting.append(normalised.defs[node["$ref"]])
+        elif "anyOf" in node:
+            waiting += alternatives_of(node)
+        else:
+            names.update(dict.fromkeys(node.get("properties", ())))
+    return tuple(names)
