@@ -23,6 +23,7 @@ GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM
 
 _NEG_INF = float("-inf")
 _NUCLEUS_GUESS = 256  # top-p looks at this many tokens before it sorts the vocabulary
+_BLOCK = 64  # tokens whose weights are summed in float32 before float64 takes over
 _CHUNK_ELEMENTS = 1 << 19  # logits drawn from at a time on the CPU: float64 sums stay in cache
 
 
@@ -210,9 +211,9 @@ def _draw(x: Tensor, rows: I64, settings: Sequence[RowSettings], u: NDArray[np.f
 class _Draw:
     """Draws for rows of one kind. ``x``: float32[n, V], finite maxima; the rest float64[n, 1].
 
-    Probabilities are weights relative to the row's largest, in float32 as the logits are, and
-    summed in order of token id in float64; the draw is the first id at which the sum exceeds
-    ``u`` times its total.
+    Probabilities are weights relative to the row's largest, in float32 as the logits are. The
+    draw is the first token, in order of id, at which the running sum of weights exceeds ``u``
+    times their total: first among blocks of tokens, then within the block.
     """
 
     def __init__(
@@ -225,50 +226,46 @@ class _Draw:
         self.min_p = min_p
         self.u = u
 
-    def weights(self, values: Tensor) -> Tensor:
-        """float32: exp((value - largest) / temperature), so the largest weighs exactly 1."""
-        return (values - self.peak).div_(self.temperature).exp_()
-
-    def pick(self, weights: Tensor) -> Tensor:
-        """int64[n]: an index into each row of ``weights``: float32[n, C], after min-p."""
-        weights[weights < self.min_p] = 0.0
-        sums = weights.cumsum(dim=1, dtype=torch.float64)
-        total = sums[:, -1:]
-        index = torch.searchsorted(sums, self.u * total, right=True)
-        # u * total may round up to the total: the last token that weighs anything.
-        return torch.minimum(index, torch.searchsorted(sums, total.contiguous())).squeeze(1)
-
     def from_all(self) -> Tensor:
         return self.pick(self.weights(self.x))
 
     def from_top_k(self, top_k: Tensor) -> Tensor:
         """``top_k``: int64[n]. Tokens as likely as the k-th are kept too, as in transformers."""
         largest = self.x.topk(int(top_k.max()), dim=1).values
-        kth = largest.gather(1, top_k[:, None] - 1)
-        ids, weights = self.candidates(kth)
-        total = weights.cumsum(dim=1, dtype=torch.float64)[:, -1:]
-        return self.pick_of(ids, self.nucleus(weights, total))
+        ids, weights = self.candidates(largest.gather(1, top_k[:, None] - 1))
+        if bool((self.top_p < 1.0).any()):
+            weights = self.nucleus(weights, _block_sums(weights)[:, -1:])
+        return ids.gather(1, self.pick(weights)[:, None]).squeeze(1)
 
-    def from_nucleus(self, num_looked_at: int = _NUCLEUS_GUESS) -> Tensor:
+    def from_nucleus(self) -> Tensor:
         """Top-p alone: looks at the most likely tokens, at all where these hold too little."""
-        total = self.weights(self.x).cumsum(dim=1, dtype=torch.float64)[:, -1:].contiguous()
-        whole = num_looked_at >= self.x.shape[1]
-        if whole:
-            bound = torch.full_like(self.peak, _NEG_INF)
-        else:
-            bound = self.x.topk(num_looked_at, dim=1).values[:, -1:]
+        everything = self.weights(self.x)
+        total = _block_sums(everything)[:, -1:]
+        bound = self.x.topk(min(_NUCLEUS_GUESS, self.x.shape[1]), dim=1).values[:, -1:]
         ids, weights = self.candidates(bound)
-        picked = self.pick_of(ids, self.nucleus(weights, total))
-        if not whole:
-            held = weights.sum(dim=1, keepdim=True, dtype=torch.float64)
-            short = (held < self.top_p * total * (1 + 1e-9)).squeeze(1)  # well above rounding
-            if bool(short.any()):
-                rest = _Draw(
-                    *(t[short] for t in (self.x, self.temperature, self.top_p)),
-                    *(t[short] for t in (self.min_p, self.u)),
-                )
-                picked[short] = rest.from_nucleus(self.x.shape[1])
+        held = weights.sum(dim=1, keepdim=True, dtype=torch.float64)
+        # The margin is far above rounding, so what is enough here is enough in `nucleus`.
+        short = (held < self.top_p * total * (1 + 1e-6)).squeeze(1)
+        kept = self.nucleus(weights, total)
+        picked = ids.gather(1, self.pick(kept)[:, None]).squeeze(1)
+        if bool(short.any()):
+            parts = (self.x, self.temperature, self.top_p, self.min_p, self.u)
+            rest = _Draw(*(part[short] for part in parts))
+            picked[short] = rest.pick(rest.nucleus(everything[short], total[short]))
         return picked
+
+    def weights(self, values: Tensor) -> Tensor:
+        """float32[n, C rounded up to whole blocks]: exp((value - largest) / temperature), so
+        the largest weighs exactly 1; ``values``: float32[n, C]. The filling weighs 0."""
+        shape = (len(values), -(-values.shape[1] // _BLOCK) * _BLOCK)
+        out = torch.full(shape, _NEG_INF, device=values.device)
+        used = out[:, : values.shape[1]]
+        torch.sub(values, self.peak, out=used)
+        used.div_(self.temperature)
+        if out.device.type == "cpu":  # numpy's is faster, by far where masks left many -inf
+            np.exp(out.numpy(), out=out.numpy())
+            return out
+        return out.exp_()
 
     def candidates(self, bound: Tensor) -> tuple[Tensor, Tensor]:
         """(int64[n, C], float32[n, C]): ids of the tokens at or above ``bound``: float32[n, 1],
@@ -289,12 +286,45 @@ class _Draw:
     def nucleus(self, weights: Tensor, total: Tensor) -> Tensor:
         """Zeroes the weights outside the smallest set of most likely tokens (the lower id first
         among equals) that holds ``top_p`` of ``total``: float64[n, 1]. At least one stays."""
-        order = weights.sort(dim=1, descending=True, stable=True)
-        sums = order.values.cumsum(dim=1, dtype=torch.float64)
-        before = torch.cat([torch.zeros_like(total), sums[:, :-1]], dim=1)
+        falling = _falling(weights)
+        before = falling.double().cumsum(dim=1) - falling
+        num_kept = (before < self.top_p * total).sum(dim=1, keepdim=True)
+        last = falling.gather(1, num_kept - 1)
+        above = weights > last
+        equal = weights == last
+        num_equal = num_kept - above.sum(dim=1, keepdim=True)
+        kept = above | (equal & (equal.cumsum(dim=1) <= num_equal))
         # Neutral rows may stand among others: for them nothing is outside.
-        kept = (before < self.top_p * total) | (self.top_p >= 1.0)
-        return weights * torch.zeros_like(kept).scatter_(1, order.indices, kept)
+        return torch.where(kept | (self.top_p >= 1.0), weights, 0.0)
 
-    def pick_of(self, ids: Tensor, weights: Tensor) -> Tensor:
-        return ids.gather(1, self.pick(weights)[:, None]).squeeze(1)
+    def pick(self, weights: Tensor) -> Tensor:
+        """int64[n]: the column drawn of each row of ``weights``: float32[n, whole blocks]."""
+        if bool((self.min_p > 0).any()):
+            weights = torch.where(weights < self.min_p, 0.0, weights)
+        sums = _block_sums(weights)
+        target = self.u * sums[:, -1:]
+        block = _first_above(sums, target)
+        before = torch.where(block > 0, sums.gather(1, (block - 1).clamp_min(0)), 0.0)
+        blocks = weights.view(len(weights), -1, _BLOCK)
+        inside = blocks[torch.arange(len(weights), device=block.device), block.squeeze(1)]
+        column = _first_above(inside.double().cumsum(dim=1), target - before)
+        return (block * _BLOCK + column).squeeze(1)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """float64[n, C / _BLOCK]: running sums over blocks of ``weights``: float32[n, C]."""
+    return weights.view(len(weights), -1, _BLOCK).sum(dim=2).double().cumsum(dim=1)
+
+
+def _first_above(sums: Tensor, target: Tensor) -> Tensor:
+    """int64[n, 1]: the first column of the rising ``sums`` above ``target``; where rounding put
+    the target at the end, the last column at which they still rose."""
+    index = torch.searchsorted(sums, target, right=True)
+    return torch.minimum(index, torch.searchsorted(sums, sums[:, -1:].contiguous()))
+
+
+def _falling(weights: Tensor) -> Tensor:
+    """Each row of float32[n, C] from large to small."""
+    if weights.device.type == "cpu":  # numpy sorts values alone, torch carries indices along
+        return torch.from_numpy(np.sort(weights.numpy(), axis=1)[:, ::-1].copy())
+    return weights.sort(dim=1, descending=True).values
