@@ -28,6 +28,7 @@ class LlamaAttention:
         self.head_dim = config.head_dim
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
+        self.num_qk_heads = config.num_heads + config.num_kv_heads
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         self.qkv_proj = weights.linear(
@@ -42,11 +43,9 @@ class LlamaAttention:
 
     def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
         heads = self.qkv_proj(x_TD).view(x_TD.shape[0], -1, self.head_dim)
-        qk, v_TKE = torch.split(
-            heads, (self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1
-        )
+        qk, v_TKE = torch.split(heads, [self.num_qk_heads, self.num_kv_heads], dim=1)
         qk = self.rotary.rotate(self.normalise(qk), angles)
-        q_THE, k_TKE = torch.split(qk, (self.num_heads, self.num_kv_heads), dim=1)
+        q_THE, k_TKE = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=1)
         out = batch.attention.run(self.layer, q_THE, k_TKE, v_TKE, batch.pool, batch.plan)
         return self.o_proj(out)
 

@@ -7,6 +7,8 @@ shared prefixes by Hydragen, 2024, and by cascade inference).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from batchradix_kernels.lse_merge.reference import lse_merge_reference
@@ -14,23 +16,29 @@ from batchradix_kernels.lse_merge.reference import lse_merge_reference
 __all__ = ["lse_merge", "lse_merge_reference", "merge_outputs"]
 
 
-def merge_outputs(outputs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
-    """The merged output alone; see `lse_merge`."""
-    if outputs.shape[0] == 1:
-        return outputs[0]
-    weights = torch.softmax(lses, dim=0).unsqueeze(-1)
-    merged = outputs[0] * weights[0]
-    for part in range(1, outputs.shape[0]):
-        merged.addcmul_(outputs[part], weights[part])
-    return merged
-
-
 def lse_merge(outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Merges ``P`` partial results.
 
     ``outputs``: float32[P, ..., E], each part normalised over its own keys; ``lses``:
     float32[P, ...], natural logarithms, ``-inf`` where a part has no key (its output must then
-    be finite, say zero). At least one part of every row has keys.
-    Returns float32[..., E] and float32[...].
+    be finite, say zero). Returns float32[..., E] and float32[...]: zero and ``-inf`` where no
+    part has keys.
     """
-    return merge_outputs(outputs, lses), torch.logsumexp(lses, dim=0)
+    lse = torch.logsumexp(lses, dim=0)
+    weights = torch.exp(lses - lse.masked_fill(lse == -math.inf, 0.0))
+    return _weighted_sum(outputs, weights), lse
+
+
+def merge_outputs(outputs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
+    """The output of `lse_merge` alone, for rows of which at least one part has keys."""
+    if outputs.shape[0] == 1:
+        return outputs[0]
+    return _weighted_sum(outputs, torch.softmax(lses, dim=0))
+
+
+def _weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    weights = weights.unsqueeze(-1)
+    merged = outputs[0] * weights[0]
+    for part in range(1, outputs.shape[0]):
+        merged.addcmul_(outputs[part], weights[part])
+    return merged

@@ -12,5 +12,5 @@ def lse_merge_reference(
     weights = torch.exp(lses.double())
     total = weights.sum(dim=0)
     terms = torch.where(weights[..., None] > 0, weights[..., None] * outputs.double(), 0.0)
-    merged = terms.sum(dim=0) / total[..., None]
+    merged = terms.sum(dim=0) / torch.where(total > 0, total, 1.0)[..., None]
     return merged.float(), torch.log(total).float()

@@ -1,0 +1,186 @@
+"""Tiny random models saved with transformers, runners on them, and steps put together by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from batchradix.checkpoint.checkpoint import open_checkpoint
+from batchradix.config import EngineSettings
+from batchradix.engine.model_runner import ModelRunner
+from batchradix.engine.step import Step, empty_i64
+
+VOCAB = 97
+NUM_SLOTS = 200
+BASE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1, "head_dim": 20}),
+    "llama-no-groups": ("Llama", {"num_key_value_heads": 4}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-rope-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"use_sliding_window": False}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "use_sliding_window": False}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+def build_model(kind: str, **changes: object) -> transformers.PreTrainedModel:
+    """Random weights large enough that attention, biases and norms all matter."""
+    family, settings = FAMILIES[kind]
+    config = getattr(transformers, f"{family}Config")(**{**BASE, **settings, **changes})
+    torch.manual_seed(sum(map(ord, kind)))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.copy_(0.5 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+def save_model(model: transformers.PreTrainedModel, folder: Path, **options: object) -> Path:
+    """A folder as Hugging Face lays it out, with a tokenizer that no test uses."""
+    model.save_pretrained(folder, **options)
+    vocab = {chr(ord("!") + i): i for i in range(90)}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def open_runner(folder: Path, dtype: str = "float32", num_slots: int = NUM_SLOTS) -> ModelRunner:
+    """A runner whose whole pool is NaN, so that reading an unused slot shows."""
+    settings = EngineSettings(
+        dtype=dtype,
+        device="cpu",
+        attention="torch",
+        batch_size=8,
+        prefill_tokens=64,
+        kv_tokens=num_slots,
+        prefix_cache=True,
+        num_threads=1,
+    )
+    runner = ModelRunner(open_checkpoint(str(folder)), settings)
+    runner.poison_free([(0, num_slots)])
+    return runner
+
+
+def make_step(
+    token_ids=(), positions=(), slots=(), *, context=(), causal=(), moves=(), logits=(), holds=(),
+    free=(),
+) -> Step:  # fmt: skip
+    """``holds`` are (query, id) pairs; the rest as in `Step`."""
+
+    def array(values, width: int | None = None):
+        if len(values) == 0:
+            return empty_i64(0) if width is None else empty_i64(0, width)
+        return np.array(values, dtype=np.int64)
+
+    return Step(
+        token_ids=array(token_ids),
+        positions=array(positions),
+        slots=array(slots),
+        context=array(context, 4),
+        causal=array(causal, 4),
+        moves=array(moves, 3),
+        logit_sources=array(logits),
+        hold_queries=array([q for q, _ in holds]),
+        hold_ids=array([h for _, h in holds]),
+        free_holds=array(free),
+    )
+
+
+def run(runner: ModelRunner, *args, **kwargs) -> torch.Tensor:
+    runner.launch(make_step(*args, **kwargs))
+    return runner.collect()
+
+
+class Lab:
+    """What a test needs of this file, since tests cannot import their conftest."""
+
+    families = tuple(FAMILIES)
+    num_slots = NUM_SLOTS
+    vocab = VOCAB
+    build_model = staticmethod(build_model)
+    save_model = staticmethod(save_model)
+    open_runner = staticmethod(open_runner)
+    make_step = staticmethod(make_step)
+    run = staticmethod(run)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    torch.set_num_threads(1)
+    return Lab()
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """kind → (folder, the transformers model), built once."""
+    made = {}
+
+    def get(kind: str):
+        if kind not in made:
+            model = build_model(kind)
+            made[kind] = (save_model(model, tmp_path_factory.mktemp(kind)), model)
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture
+def expected(saved):
+    """Logits [len(tokens), V] of the transformers model for one whole sequence."""
+
+    def get(kind: str, tokens) -> torch.Tensor:
+        with torch.inference_mode():
+            return saved(kind)[1](torch.tensor([list(tokens)])).logits[0]
+
+    return get
