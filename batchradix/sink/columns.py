@@ -8,13 +8,14 @@ finished file holds them as `result_schema` says. `arrange` goes from the one to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from batchradix.errors import OptionError
+from batchradix.errors import OptionError, RowError, RowErrorCode
 from batchradix.sink.dictionaries import map_types, recode
-from batchradix.types import Result
+from batchradix.types import Result, Status
 
 EncodeValues = Callable[[list[Any]], Any]
 """Values (None for null) to a ``pa.Array`` of the job's value type."""
@@ -117,9 +118,10 @@ def results_to_batch(
 ) -> pa.RecordBatch:
     """Results as one record batch of ``schema`` (neither unnested nor with kept columns).
 
-    ``schema`` is that of `result_schema` or `shard_schema`. ``encode_values`` is called once
-    with the values in order and is None exactly when there is no ``value`` column. Text that
-    is not valid Unicode has its lone surrogates replaced by U+FFFD.
+    ``schema`` is that of `result_schema` or `shard_schema`. ``encode_values`` takes
+    the values in order and is None exactly when there is no ``value`` column. Text that
+    is not valid Unicode has its lone surrogates replaced by U+FFFD. A value that the encoder
+    refuses makes its row an error row (``not_representable``), the other rows stay.
     """
     getters: dict[str, Callable[[Result], Any]] = {
         "id": lambda r: r.id,
@@ -133,17 +135,46 @@ def results_to_batch(
         "completion_tokens": lambda r: r.completion_tokens,
         "content_key": lambda r: r.content_key,
     }
+    values = None
+    if encode_values is not None:
+        results, values = _encoded(results, encode_values)
     columns = []
     for field in schema:
         if field.name == "value":
-            assert encode_values is not None, "a value column needs an encoder"
-            array = encode_values([r.value for r in results])
-            if isinstance(array, pa.ChunkedArray):
-                array = array.combine_chunks()
+            array = values
         else:
             array = _array([getters[field.name](r) for r in results], field.type)
         columns.append(recode(array, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+_REFUSALS = (pa.ArrowException, ValueError, TypeError, OverflowError)
+
+
+def _encoded(
+    results: Sequence[Result], encode_values: EncodeValues
+) -> tuple[Sequence[Result], pa.Array]:
+    try:
+        return results, _one_array(encode_values([r.value for r in results]))
+    except _REFUSALS:
+        results = [_checked(r, encode_values) for r in results]
+        return results, _one_array(encode_values([r.value for r in results]))
+
+
+def _one_array(array: Any) -> Any:
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _checked(result: Result, encode_values: EncodeValues) -> Result:
+    """The result, or an error in its place when its value has no place in the type."""
+    try:
+        encode_values([result.value])
+    except _REFUSALS as e:
+        error = RowError(
+            RowErrorCode.NOT_REPRESENTABLE, f"the value does not fit its column's type: {e}"
+        )
+        return replace(result, status=Status.ERROR, value=None, error=error)
+    return result
 
 
 def _array(items: list[Any], type_: pa.DataType) -> pa.Array:

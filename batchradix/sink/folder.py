@@ -334,13 +334,21 @@ def mark_finished(folder: RunFolder, metadata: Mapping[str, str]) -> None:
 
 
 def is_finished(
-    folder: RunFolder, fingerprint: Mapping[str, Any], output: str | os.PathLike[str]
+    folder: RunFolder,
+    fingerprint: Mapping[str, Any],
+    output: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
 ) -> bool:
-    """Whether ``output`` is this job's finished file, untouched since it was written."""
+    """Whether ``output`` is this job's finished file, untouched since it was written.
+
+    Where ``metadata`` is given, the file must have been written with the same.
+    """
     state = _read_run(folder)
     if state is None or state.get("finished") is not True:
         return False
     if state["fingerprint"] != json.loads(json.dumps(fingerprint)):
+        return False
+    if metadata is not None and state.get("metadata") != dict(metadata):
         return False
     try:
         stat = os.stat(output)

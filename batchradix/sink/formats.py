@@ -1,4 +1,4 @@
-"""Which output formats there are: a file extension and the class that writes it.
+"""Which output formats there are: a file extension, the class that writes it, reading back.
 
 A new format is one new file and one line here.
 """
@@ -60,3 +60,28 @@ def check_format(output: str | os.PathLike[str], schema: Any) -> None:
                 f"the output {os.fspath(output)} cannot hold these columns: {e}; "
                 f"choose another format"
             ) from e
+
+
+def read_table(path: str | os.PathLike[str]) -> Any:
+    """A finished file as a ``pa.Table``.
+
+    Arrow files are mapped into memory; JSONL and CSV hold no types, so polars infers them from
+    all rows. Raises `OptionError` for an unknown extension and `OSError`.
+    """
+    import pyarrow as pa
+
+    extension = output_format(path)
+    if extension == ".arrow":
+        with pa.memory_map(os.fspath(path)) as source:
+            return pa.ipc.open_file(source).read_all()
+    if extension == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path)
+    import polars as pl
+
+    if extension == ".csv":
+        return pl.read_csv(Path(path), infer_schema_length=None).to_arrow()
+    if not os.path.getsize(path):
+        return pa.table({})
+    return pl.read_ndjson(Path(path), infer_schema_length=None).to_arrow()

@@ -11,6 +11,7 @@ a struct is written as ``null``, never left out.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -31,6 +32,11 @@ def json_texts(array: pa.Array) -> list[str]:
         return json_texts(storage)
     if pa.types.is_dictionary(type_):
         return json_texts(array.cast(type_.value_type))
+    if pa.types.is_run_end_encoded(type_):
+        return json_texts(pc.run_end_decode(array))
+    if pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_):
+        parts = [x.values for x in array]
+        return ["null" if x is None else f"[{','.join(json_texts(x))}]" for x in parts]
     if pa.types.is_struct(type_):
         return _structs(array)
     if pa.types.is_map(type_):
@@ -67,7 +73,7 @@ def plain_texts(array: pa.Array) -> list[str | None]:
     and times ISO 8601, binary base64, other types as Python writes them."""
     type_ = array.type
     if pa.types.is_timestamp(type_):
-        return [None if x is None else _iso(x) for x in array.cast(pa.string()).to_pylist()]
+        return [None if x is None else _iso(x) for x in _timestamps(array)]
     if pa.types.is_date(type_) or pa.types.is_time(type_):
         return list(array.cast(pa.string()).to_pylist())
     if pa.types.is_duration(type_):
@@ -78,6 +84,16 @@ def plain_texts(array: pa.Array) -> list[str | None]:
     if any(isinstance(x, bytes) for x in items):
         return [None if x is None else base64.b64encode(x).decode("ascii") for x in items]
     return [x if x is None or isinstance(x, str) else str(x) for x in items]
+
+
+def _timestamps(array: pa.Array) -> list[str | None]:
+    """Arrow's spelling; in UTC where the zone's rules cannot be had on this machine."""
+    if array.type.tz not in (None, "UTC", "Z", "+00:00"):
+        with contextlib.suppress(pa.ArrowException):
+            return list(array.cast(pa.string()).to_pylist())
+    naive = array.cast(pa.int64()).cast(pa.timestamp(array.type.unit))
+    mark = "" if array.type.tz is None else "Z"
+    return [None if x is None else x + mark for x in naive.cast(pa.string()).to_pylist()]
 
 
 def _floats(array: pa.Array) -> list[Any]:

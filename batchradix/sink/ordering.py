@@ -1,6 +1,6 @@
 """Rows in any order to rows in input order, with memory bounded by pieces, not by the job.
 
-An external sort on one integer: pieces are gathered to groups of some 32 MiB, each group is
+An external sort on one integer: pieces are gathered to groups of some 16 MiB, each group is
 sorted by target row and appended to one uncompressed spool file, which is mapped into memory.
 Then every window of the output takes its rows from the few places where they lie. What stays
 in memory is 12 bytes a row. A job of one group needs no spool.
@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from batchradix.types import I64
 
-GROUP_BYTES = 32 << 20
+GROUP_BYTES = 16 << 20
 WINDOW_ROWS = 16_384
-WINDOW_BYTES = 32 << 20
+WINDOW_BYTES = 16 << 20
 _SPOOL_ROWS = 256
 
 Piece = tuple[pa.RecordBatch, I64]
@@ -32,7 +32,7 @@ def in_order(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of ``pieces`` by target 0..num_rows-1, each of which occurs once.
 
-    The batches yielded hold up to 16,384 rows or about 32 MiB; where they are cut depends on
+    The batches yielded hold up to 16,384 rows or about 16 MiB; where they are cut depends on
     the rows alone, not on the pieces. ``spool`` is a file to be made and removed; without
     it everything stays in memory. Raises `OSError` when the spool cannot be written.
     """
@@ -49,10 +49,9 @@ def in_order(
                 num_bytes += batch.nbytes
             if num_bytes >= GROUP_BYTES:
                 store.add(gathered, spill=True)
-                gathered, num_bytes = [], 0
+                num_bytes = 0
         if gathered:
             store.add(gathered, spill=store.spilled)
-        del gathered
         store.seal()
         for start, stop in store.windows():
             yield store.take(start, stop)
@@ -78,9 +77,12 @@ class _SortedGroups:
         return self._file is not None
 
     def add(self, pieces: list[Piece], *, spill: bool) -> None:
+        """Sorts the pieces to one group; the list is emptied to let go of them early."""
         targets = np.concatenate([t for _, t in pieces])
         order = np.argsort(targets)
-        group = pa.concat_batches([b for b, _ in pieces]).take(pa.array(order))
+        group = pa.concat_batches([b for b, _ in pieces])
+        pieces.clear()
+        group = group.take(pa.array(order))
         targets = targets[order]
         places = np.arange(len(targets))
         self._batch_of[targets] = self._num_batches + places // _SPOOL_ROWS

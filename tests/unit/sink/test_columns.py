@@ -119,3 +119,12 @@ def test_unnesting_a_row_without_a_value_gives_nulls_in_every_field(job: SimpleN
     rows = arrange(batch, schema, unnest=True, kept=None).to_pylist()
     assert {rows[0][f.name] for f in job.value_type} == {None}
     assert {f.name: rows[1][f.name] for f in job.value_type} == job.value_of(1)
+
+
+def test_a_value_its_type_cannot_hold_makes_one_error_row(job: SimpleNamespace) -> None:
+    results = [job.result_of(0), job.result_of(1, value={"n": 2**63}), job.result_of(2)]
+    batch = results_to_batch(results, job.shard_schema, job.encode_values)
+    assert batch.column("status").to_pylist() == ["ok", "error", "ok"]
+    assert [v is None for v in batch.column("value").to_pylist()] == [False, True, False]
+    (error,) = [e for e in batch.column("error").to_pylist() if e]
+    assert error["code"] == "not_representable"

@@ -236,6 +236,8 @@ def test_finished_means_this_job_and_a_file_untouched_since(tmp_path: Path) -> N
         mark_finished(folder, {"model": "m"})
         assert is_finished(folder, {"a": 1}, output)
         assert not is_finished(folder, {"a": 2}, output)
+        assert is_finished(folder, {"a": 1}, output, {"model": "m"})
+        assert not is_finished(folder, {"a": 1}, output, {"model": "m", "keep": "url"})
         stat = output.stat()
         os.utime(output, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
         assert not is_finished(folder, {"a": 1}, output)
