@@ -18,6 +18,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
+import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchradix.errors import TemplateError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 50_000_000  # of a rendered prompt, and of any text built on the way
 MAX_STEPS = 10_000_000  # loop rounds and calls of one rendering
-_BUDGET = "__budget__"
+_BUDGET = "steps left"  # a variable that no template can name
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -168,6 +169,26 @@ class _Generation(jinja2.ext.Extension):
         return [scope.set_lineno(lineno)]
 
 
+class _ChatNamespace(jinja2.utils.Namespace):
+    """``namespace`` for templates, without names that Python gives a meaning to."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _require_plain_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_plain_name(name)
+        super().__setitem__(name, value)
+
+
+def _require_plain_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise ChatTemplateRaised(f"it sets {name!r} of a namespace, which it must not")
+
+
 class _SafeDict:
     """``dict`` for templates, without the class behind it."""
 
@@ -188,6 +209,7 @@ def _environment() -> _Environment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["dict"] = _SafeDict()
+    environment.globals["namespace"] = _ChatNamespace
     return environment
 
 

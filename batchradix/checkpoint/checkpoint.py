@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from batchradix.checkpoint.chat_template import compile_template
@@ -50,7 +49,7 @@ class Checkpoint:
     bos_token: str
     eos_token: str
     is_demonstration: bool = False
-    special_texts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    special_texts: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def content_hash(self) -> str:
@@ -101,7 +100,7 @@ def _gguf_parts(path: Path) -> dict[str, Any]:
         "chat_template": template if isinstance(template, str) else None,
         "bos_token": specials.bos_token,
         "eos_token": specials.eos_token,
-        "special_texts": MappingProxyType(names),
+        "special_texts": names,
     }
 
 
@@ -119,5 +118,5 @@ def _folder_parts(folder: Path) -> dict[str, Any]:
         "chat_template": read_chat_template(folder),
         "bos_token": names.get("bos_token", ""),
         "eos_token": names.get("eos_token", ""),
-        "special_texts": MappingProxyType(names),
+        "special_texts": names,
     }

@@ -82,7 +82,6 @@ def gguf_tokenizer(
         eos_token=names.get("eos_token", ""),
         eos_ids=tuple(eos_ids),
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")),
-        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
     )
     return definition, specials, names
 

@@ -61,20 +61,18 @@ def read_tokenizer(
         *_ids(folder / "generation_config.json", generation.get("eos_token_id")),
         *_ids(folder / "config.json", config.get("eos_token_id")),
     ]
-    explicit = "add_bos_token" in settings or "add_eos_token" in settings
     try:
         specials = SpecialTokens(
             bos_token=names.get("bos_token", ""),
             eos_token=names.get("eos_token", ""),
             eos_ids=tuple(eos_ids),
-            add_bos=bool(settings.get("add_bos_token")) if explicit else None,
-            add_eos=bool(settings.get("add_eos_token")) if explicit else None,
+            named=(*names.values(), *_more_specials(settings)),
             extra=_listed_tokens(settings),
         )
         return Tokenizer(definition, specials, num_embeddings=num_embeddings), names
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} is malformed ({error!r}); fetch the model again") from error
 
 
@@ -96,6 +94,18 @@ def _named_specials(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
         if isinstance(value, str):
             names[name] = value
     return names
+
+
+def _more_specials(settings: Mapping[str, Any]) -> list[str]:
+    """Texts of special tokens that have no name of their own."""
+    texts = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        value = settings.get(key) or ()
+        for token in value.values() if isinstance(value, Mapping) else value:
+            text = token.get("content") if isinstance(token, Mapping) else token
+            if isinstance(text, str):
+                texts.append(text)
+    return texts
 
 
 def _listed_tokens(settings: Mapping[str, Any]) -> tuple[AddedToken, ...]:

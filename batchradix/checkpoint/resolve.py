@@ -43,7 +43,8 @@ def locate(name: str, *, revision: str | None, notify: Callable[[str], None]) ->
     if not name.strip():
         raise ModelError("the model's name is empty; give a folder, a .gguf file or a name")
     match = _HUB_NAME.fullmatch(name)
-    if name.startswith(_PATH_STARTS) or name.endswith(_PATH_ENDS) or name.count("/") > 1:
+    is_deep = name.partition("@")[0].count("/") > 1
+    if name.startswith(_PATH_STARTS) or name.endswith(_PATH_ENDS) or is_deep:
         raise ModelError(f"there is no file or folder {name}; check the path of the model")
     if match is None:
         raise _unknown(name)

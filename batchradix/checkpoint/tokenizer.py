@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -39,15 +39,16 @@ class AddedToken:
 class SpecialTokens:
     """What stands beside ``tokenizer.json``: the texts and ids that files around it name.
 
-    ``add_bos`` and ``add_eos`` replace the tokenizer's own post-processor when they are given.
-    ``extra`` are added tokens that only ``tokenizer_config.json`` lists.
+    ``named`` are further texts that are special wherever the vocabulary has them (padding,
+    unknown, ...); ``extra`` added tokens that only ``tokenizer_config.json`` lists. ``add_bos``
+    stands in for the post-processor, which a GGUF file has not.
     """
 
     bos_token: str = ""
     eos_token: str = ""
     eos_ids: tuple[int, ...] = ()
     add_bos: bool | None = None
-    add_eos: bool | None = None
+    named: tuple[str, ...] = ()
     extra: tuple[AddedToken, ...] = ()
 
 
@@ -101,7 +102,7 @@ class Tokenizer:
         eos_ids = {*specials.eos_ids, *(() if eos_id is None else (eos_id,))}
         self.eos_ids = tuple(sorted(i for i in eos_ids if 0 <= i < num_embeddings))
         prefix, suffix = _surroundings(self._plain)
-        if specials.add_bos is not None or specials.add_eos is not None:
+        if specials.add_bos is not None:
             prefix = (self.bos_id,) if specials.add_bos and self.bos_id is not None else ()
             suffix = ()
         self.prefix_ids = prefix
@@ -147,7 +148,7 @@ def _vocabulary(definition: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _added_tokens(definition: Mapping[str, Any], specials: SpecialTokens) -> tuple[AddedToken, ...]:
-    """Every added token by id: those of the definition, the extra ones, and bos and eos."""
+    """Every added token by id: those of the definition, the extra ones, and the named ones."""
     fields = ("special", "lstrip", "rstrip", "normalized", "single_word")
     found: dict[str, AddedToken] = {}
     for entry in definition.get("added_tokens") or ():
@@ -156,8 +157,12 @@ def _added_tokens(definition: Mapping[str, Any], specials: SpecialTokens) -> tup
     for token in specials.extra:
         found.setdefault(token.content, token)
     vocab = _vocabulary(definition)
-    for text in (specials.bos_token, specials.eos_token):
-        if text in vocab and text not in found:
+    named = {specials.bos_token, specials.eos_token, *specials.named}
+    ordinary = _ordinary(definition["model"], {text for text in named if text not in found})
+    for text in named:
+        if text in found:
+            found[text] = replace(found[text], special=True)
+        elif text in vocab and text not in ordinary:  # a word used for padding stays a word
             found[text] = AddedToken(id=vocab[text], content=text, special=True)
     return tuple(sorted(found.values(), key=lambda token: token.id))
 
@@ -190,29 +195,40 @@ def _plain_tokenizer(
 def _model_without(model: Mapping[str, Any], added: Sequence[AddedToken]) -> Mapping[str, Any]:
     """The tokenizer's model with added tokens spelt so that no text can reach them.
 
-    Their ids stay in the vocabulary. BPE reaches a spelling by merges or as a single character
-    (and whole, under ``ignore_merges``), Unigram reaches any. An added token that is not special
-    and is also the result of merges is an ordinary word of the vocabulary and stays one.
+    Their ids stay in the vocabulary. An added token that is not special and is an ordinary word
+    of the vocabulary as well stays one, and so does a single character, without which text
+    would lose it.
     """
     vocab = model["vocab"]
-    hidden = {token.content: token for token in added}
+    hidden = {t.content: t for t in added if len(t.content) > 1}
     if not isinstance(vocab, Mapping):
         renamed = [[_hide(s, i) if s in hidden else s, *r] for i, (s, *r) in enumerate(vocab)]
         return {**model, "vocab": renamed}
     inside = {content for content in hidden if content in vocab}
-    if not inside:
-        return model
-    ordinary = {content for content in inside if len(content) == 1}
-    merges = [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges") or ()]
-    ordinary |= inside & {"".join(merge) for merge in merges}
+    ordinary = _ordinary(model, inside)
     away = {c: _hide(c, vocab[c]) for c in inside if hidden[c].special or c not in ordinary}
-    unk = model.get("unk_token")
-    return {
-        **model,
-        "vocab": {away.get(spelling, spelling): i for spelling, i in vocab.items()},
-        "merges": [m for m in merges if not away.keys() & {m[0], m[1], "".join(m)}],
-        "unk_token": away.get(unk, unk) if unk is not None else None,
-    }
+    if not away:
+        return model
+    changed = {**model, "vocab": {away.get(spelling, spelling): i for spelling, i in vocab.items()}}
+    if model.get("unk_token") in away:
+        changed["unk_token"] = away[model["unk_token"]]
+    if away.keys() & ordinary:
+        merges = [m for m in _merges(model) if not away.keys() & {*m, "".join(m)}]
+        changed["merges"] = merges
+    return changed
+
+
+def _ordinary(model: Mapping[str, Any], spellings: set[str]) -> set[str]:
+    """Those spellings that BPE reaches from text: single characters and results of merges."""
+    if not spellings:
+        return set()
+    merged = {"".join(merge) for merge in _merges(model)}
+    return {s for s in spellings if len(s) == 1 or s in merged}
+
+
+def _merges(model: Mapping[str, Any]) -> list[list[str]]:
+    """The merges as pairs; older files write a pair as one text with a space in the middle."""
+    return [m.split(" ") if isinstance(m, str) else list(m) for m in model.get("merges") or ()]
 
 
 def _hide(spelling: str, token_id: int) -> str:

@@ -181,3 +181,72 @@ def make_folder(tmp_path: Path, backends: dict[str, Tokenizer]) -> Callable[...,
         return folder
 
     return make
+
+
+GGUF: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 128,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 64,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 10000.0,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": ["<s>", "<|end|>", "<think>", "a", "b", "ab", "Ġ", "Ġa"],
+    "tokenizer.ggml.token_type": [3, 3, 4, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.merges": ["a b", "Ġ a"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+}
+
+
+def _write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    writer = GGUFWriter(path, metadata["general.architecture"])
+    for key, value in metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for name, tensor in tensors.items():
+        kind = GGMLQuantizationType.Q8_0 if tensor.dtype == np.uint8 else None
+        writer.add_tensor(name, tensor, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def gguf_metadata() -> dict[str, Any]:
+    return dict(GGUF)
+
+
+@pytest.fixture
+def make_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a tiny GGUF file; a value of None leaves a key out."""
+
+    def make(
+        changes: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, Any] | None = None,
+        name: str = "tiny.gguf",
+    ) -> Path:
+        metadata = {k: v for k, v in {**GGUF, **(changes or {})}.items() if v is not None}
+        num_tokens = len(metadata.get("tokenizer.ggml.tokens", [0] * 8))
+        embedding = {"token_embd.weight": np.zeros((num_tokens, 32), dtype=np.float32)}
+        _write_gguf(tmp_path / name, metadata, {**embedding, **(tensors or {})})
+        return tmp_path / name
+
+    return make

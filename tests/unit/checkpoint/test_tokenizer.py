@@ -21,27 +21,10 @@ KINDS = [
 ]
 ADDED = ["<|end|>", "<|user|>", "<s>", "<think>"]
 # Words, white space, digits, scripts and pieces of added tokens; whole added tokens never.
+WORDS = ["the", "cat", "Größe", "🙂", "日", "▁", "end", "think", "é", "1", "23", "'ll"]
+OTHERS = [" ", "  ", "\n", "\n\n", "\t", "<", "|>", "<0x0A>", "."]
 texts = st.lists(
-    st.sampled_from(
-        [
-            "the",
-            "cat",
-            " ",
-            "  ",
-            "\n",
-            "\n\n",
-            "1",
-            "23",
-            "'ll",
-            "Größe",
-            "🙂",
-            "日",
-            "▁",
-            "<",
-            "|>",
-        ]
-        + ["end", "think", "\t", "<0x0A>", "é", "."]
-    )
+    st.sampled_from([*WORDS, *OTHERS])
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
     max_size=8,
 ).map("".join)
@@ -157,10 +140,35 @@ def test_every_end_of_sequence_is_known_and_none_is_put_after_a_prompt(
 
 
 @pytest.mark.parametrize(("add_bos", "expected"), [(True, 1), (False, 0)])
-def test_an_explicit_add_bos_replaces_the_post_processor(
+def test_add_bos_stands_in_for_the_post_processor(
     backends: dict[str, tokenizers.Tokenizer], add_bos: bool, expected: int
 ) -> None:
-    assert len(ours(backends["llama3"], add_bos=add_bos, add_eos=False).prefix_ids) == expected
+    assert len(ours(backends["llama3"], add_bos=add_bos).prefix_ids) == expected
+    assert len(ours(backends["byte_level"], add_bos=add_bos).prefix_ids) == expected
+
+
+def test_a_named_token_is_special_unless_it_is_a_word(
+    backends: dict[str, tokenizers.Tokenizer],
+) -> None:
+    backend = backends["byte_level"]
+    tokenizer = ours(backend, named=("<think>", "at", "!", "not there"))
+    assert backend.token_to_id("at") is not None
+    specials = {token.content for token in tokenizer.added_tokens if token.special}
+    assert specials == {"<think>", "<|end|>", "<|user|>", "<s>"}
+    [ids] = tokenizer.encode_plain(["a cat!<think>"], [True])
+    assert b"".join(tokenizer.token_bytes[i] for i in ids) == b"a cat!<think>"
+
+
+def test_a_special_token_that_merges_would_build_is_still_out_of_reach(
+    backends: dict[str, tokenizers.Tokenizer],
+) -> None:
+    definition = json.loads(backends["byte_level"].to_str())
+    at = definition["model"]["vocab"]["at"]
+    definition["added_tokens"].append({"id": at, "content": "at", "special": True})
+    tokenizer = Tokenizer(definition, SpecialTokens(), num_embeddings=2048)
+    [ids] = tokenizer.encode_plain(["at a cat"], [True])
+    assert at not in ids
+    assert b"".join(tokenizer.token_bytes[i] for i in ids) == b"at a cat"
 
 
 def test_an_added_token_without_an_embedding_does_not_exist(
