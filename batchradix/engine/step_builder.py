@@ -106,20 +106,30 @@ class StepBuilder:
             rows.setdefault(row.leaf, []).append((row, count))
 
         # A node comes off the stack twice: with -1 on the way down, and on the way up with
-        # the number of its first query.
+        # its place in `ranges`, which is preorder.
+        ranges: list[tuple[RadixNode, int, int]] = []
         stack = [(node, -1) for node in reversed(tops)]
         while stack:
-            node, first_query = stack.pop()
-            if first_query >= 0:
-                self._attend(node, first_query)
+            node, place = stack.pop()
+            if place >= 0:
+                ranges[place] = node, ranges[place][1], len(self._token_ids)
                 continue
-            stack.append((node, len(self._token_ids)))
-            self._add_tokens(node)
+            stack.append((node, len(ranges)))
+            ranges.append((node, len(self._token_ids), -1))
+            self._add_node(node)
             for row, count in rows.get(node, ()):
                 self._add_span(row, count)
             stack.extend((child, -1) for child in reversed(children.get(node, ())))
+        # Pieces from the top down: those of one query then stand in order of position.
+        for node, query, end_query in ranges:
+            first, count = self._work.nodes.get(node, (len(node), 0))
+            self._add_pieces(node.extents, first, count, query, end_query)
+            for row, count in rows.get(node, ()):
+                end_query = self.last_query[row] + 1
+                query = end_query - count
+                self._add_pieces(row.tail, row.num_written, count, query, end_query)
 
-    def _add_tokens(self, node: RadixNode) -> None:
+    def _add_node(self, node: RadixNode) -> None:
         work = self._work.nodes.get(node)
         if work is None:
             return
@@ -129,35 +139,12 @@ class StepBuilder:
         self._add_slots(node.extents, first, count)
         self.last_query[node] = len(self._token_ids) - 1
 
-    def _attend(self, node: RadixNode, first_query: int) -> None:
-        end_query = len(self._token_ids)
-        work = self._work.nodes.get(node)
-        if work is None:
-            for start, length in node.extents:
-                self._context.append((start, length, first_query, end_query))
-        else:
-            self._add_pieces(node.extents, *work, first_query, end_query)
-
     def _add_span(self, row: RunningRow, count: int) -> None:
-        query = len(self._token_ids)
         first = row.num_written
         position = len(row.prompt) + first
-        if count == 1:
-            self._token_ids.append(row.answer[first])
-            self._positions.append(position)
-            remaining = first + 1
-            for start, length in row.tail:
-                if length >= remaining:
-                    self._context.append((start, remaining, query, query + 1))
-                    self._slots.append(start + remaining - 1)
-                    break
-                self._context.append((start, length, query, query + 1))
-                remaining -= length
-        else:
-            self._token_ids.extend(row.answer[first : first + count])
-            self._positions.extend(range(position, position + count))
-            self._add_slots(row.tail, first, count)
-            self._add_pieces(row.tail, first, count, query, query + count)
+        self._token_ids.extend(row.answer[first : first + count])
+        self._positions.extend(range(position, position + count))
+        self._add_slots(row.tail, first, count)
         self.last_query[row] = len(self._token_ids) - 1
 
     def _add_slots(self, extents: Sequence[Extent], first: int, count: int) -> None:
@@ -167,19 +154,31 @@ class StepBuilder:
     def _add_pieces(
         self, extents: Sequence[Extent], first: int, count: int, query: int, end_query: int
     ) -> None:
-        """Pieces of an owner whose tokens ``[first, first + count)`` are the queries from
-        ``query`` on; everything below it ends at ``end_query``."""
-        if count == 1:
-            for start, length in _cut(extents, 0, first + 1):
-                self._context.append((start, length, query, end_query))
+        """What an owner's slots mean to the queries ``[query, end_query)`` at and below it.
+
+        Its tokens ``[0, first)`` were computed before; ``[first, first + count)`` are the
+        first ``count`` of the queries.
+        """
+        if count <= 1:  # a single token is seen by itself and by all below it
+            for start, length in _cut(extents, 0, first + count):
+                self._add_context(start, length, query, end_query)
             return
         for start, length in _cut(extents, 0, first):
-            self._context.append((start, length, query, end_query))
+            self._add_context(start, length, query, end_query)
         for start, length in _cut(extents, first, count):
             self._causal.append((start, length, query, query + length))
             query += length
             if query < end_query:
-                self._context.append((start, length, query, end_query))
+                self._add_context(start, length, query, end_query)
+
+    def _add_context(self, start: int, length: int, query: int, end_query: int) -> None:
+        """Adds a piece, or prolongs the last one where it goes on for the same queries."""
+        if self._context:
+            last_start, last_length, last_query, last_end = self._context[-1]
+            if (last_query, last_end, last_start + last_length) == (query, end_query, start):
+                self._context[-1] = last_start, last_length + length, query, end_query
+                return
+        self._context.append((start, length, query, end_query))
 
 
 def _cut(extents: Sequence[Extent], first: int, count: int) -> list[Extent]:
