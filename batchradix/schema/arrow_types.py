@@ -211,7 +211,8 @@ def codec_field(name: str, codec: Codec) -> Any:
 
 def codec_of(normalised: Normalised) -> Codec:
     """The codec of a whole schema."""
-    return _CodecBuilder(normalised).build(normalised.root, ())
+    inside = () if normalised.root_name is None else (normalised.root_name,)
+    return _CodecBuilder(normalised).build(normalised.root, inside)
 
 
 class _CodecBuilder:

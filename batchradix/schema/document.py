@@ -56,15 +56,17 @@ class SchemaDocument:
     ref_hides_siblings: bool
     draft: str
 
-    def validator_at(self, pointer: str) -> Any:
-        """A validator for the part of the schema at ``pointer``."""
-        if pointer == "#":
-            return self.validator
+    def validator_for(self, part: dict[str, Any], pointer: str) -> Any:
+        """A validator for some keywords of the schema at ``pointer``, or for all of it.
+
+        References inside need the whole document, so with them all keywords are checked.
+        """
+        if '"$ref"' not in json.dumps(part):
+            return _validator({"$schema": self.draft, **part})
         uri = "urn:batchradix:schema"
         registry = jsonschema_rs.Registry([(uri, self.root)])
-        part = {"$schema": self.draft, "$ref": uri + _fragment(pointer)}
-        cls: Any = _DRAFTS[self.draft.rstrip("#")]
-        return cls(part, registry=registry, validate_formats=True, offline=True)
+        whole = {"$schema": self.draft, "$ref": uri + quote(pointer, safe="#/~")}
+        return _validator(whole, registry=registry)
 
 
 def open_document(root: dict[str, Any] | bool) -> SchemaDocument:
@@ -86,13 +88,17 @@ def open_document(root: dict[str, Any] | bool) -> SchemaDocument:
             resolver.pointer_of(part["$ref"], pointer)
     _check_parts(schema, "#")
     _check_loops(schema, resolver)
-    cls: Any = _DRAFTS[draft.rstrip("#")]
     try:
-        validator = cls(schema, validate_formats=True, offline=True)
+        validator = _validator({"$schema": draft, **schema})
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         raise _malformed(error) from None
     hides = draft.startswith("http://")
     return SchemaDocument(schema, resolver, validator, hides, draft)
+
+
+def _validator(schema: dict[str, Any], **more: Any) -> Any:
+    cls: Any = _DRAFTS[schema["$schema"].rstrip("#")]
+    return cls(schema, validate_formats=True, offline=True, **more)
 
 
 def _draft(schema: dict[str, Any]) -> str:
@@ -130,10 +136,6 @@ def _malformed(error: Exception) -> SchemaError:
 def _pointer(path: list[Any]) -> str:
     steps = (str(step).replace("~", "~0").replace("/", "~1") for step in path)
     return "/".join(["#", *steps])
-
-
-def _fragment(pointer: str) -> str:
-    return quote(pointer, safe="#/~")
 
 
 def _every_schema(schema: Any, pointer: str) -> Iterator[tuple[str, Any]]:

@@ -71,11 +71,12 @@ def _parsed(text: str, source: str) -> dict[str, Any] | bool:
         raise SchemaError(f"schema: {source} is not JSON: {name} is not a JSON number")
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        repeated = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if len(set(keys)) < len(keys):
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            repeated = next(key for key in keys if keys.count(key) > 1)
             raise SchemaError(f"schema: {source} has the key {repeated!r} twice in one object")
-        return dict(pairs)
+        return found
 
     try:
         schema = json.loads(text, parse_constant=refuse, object_pairs_hook=distinct)

@@ -102,7 +102,9 @@ class Merger:
                 except Contradiction as error:
                     failure = error
         if not merged and failure is not None:
-            raise failure
+            if len(left) * len(right) == 1:
+                raise failure
+            raise Contradiction(pointer, f"every branch of {keyword} excludes what is beside it")
         return merged
 
     def merge(self, a: Node, b: Node, pointer: str, chain: frozenset[str]) -> list[Node]:

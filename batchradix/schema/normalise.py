@@ -40,6 +40,20 @@ _PLAIN_KEYWORDS = (
     "maxProperties",
     "required",
 )
+# What may exclude a value of an enum that stands beside it.
+_LIMITING = (
+    "type",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "then",
+    "else",
+    "minContains",
+    "maxContains",
+    *VALIDATED_ONLY,
+    *(key for keys in KEYWORDS_OF_TYPE.values() for key in keys),
+)
 _MAX_NODES = 200_000
 _MAX_COMPARED = 200
 
@@ -59,6 +73,11 @@ class Normalised:
         self._merger = Merger(self.note, self._expand, self._finish)
         self.defs: dict[str, Node] = {}
         self.root = self._node(document.root, "#", frozenset())
+
+    @property
+    def root_name(self) -> str | None:
+        """The name of the definition that is the whole schema, when something refers to it."""
+        return self._names.get("#")
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
@@ -132,17 +151,12 @@ class Normalised:
         for value in values:
             first.setdefault(json_key(value), value)
         values = list(first.values())
-        beside = set(schema) & {
-            "type",
-            "$ref",
-            "allOf",
-            "anyOf",
-            "oneOf",
-            *VALIDATED_ONLY,
-            *(key for keys in KEYWORDS_OF_TYPE.values() for key in keys),
-        }
-        if beside or ("const" in schema and "enum" in schema):
-            validator = self._document.validator_at(pointer)
+        if "const" in schema and "enum" in schema:
+            allowed = {json_key(value) for value in schema["enum"]}
+            values = [value for value in values if json_key(value) in allowed]
+        beside = {key: schema[key] for key in _LIMITING if key in schema}
+        if beside:
+            validator = self._document.validator_for(beside, pointer)
             values = [value for value in values if validator.is_valid(value)]
             for keyword in VALIDATED_ONLY:
                 self._notes.pop((pointer, keyword), None)

@@ -103,7 +103,9 @@ class _Bounder:
         """None when no string of that length matches; sets ``is_exact`` false where it gives in."""
         low = max(low, 0)
         least, most = _width(node)
-        if (high is not None and least > high) or (most is not None and most < low):
+        if high is not None and (least > high or low > high):
+            return None
+        if most is not None and most < low:
             return None
         if least >= low and (high is None or (most is not None and most <= high)):
             return node
