@@ -8,6 +8,7 @@ machine or the model is settled by `resolve_engine`, which is pure.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -45,13 +46,12 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         def finite(name: str) -> float:
             value = getattr(self, name)
-            _require(
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and math.isfinite(value),
-                f"{name} must be a finite number, not {value!r}",
-            )
-            return float(value)
+            number = math.nan
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                with suppress(OverflowError):
+                    number = float(value)
+            _require(math.isfinite(number), f"{name} must be a finite number, not {value!r}")
+            return number
 
         def integer(name: str) -> int | None:
             value = getattr(self, name)
@@ -63,7 +63,8 @@ class SamplingOptions:
 
         max_tokens = integer("max_tokens")
         _require(
-            max_tokens is None or max_tokens >= 1, f"max_tokens must be at least 1, not {max_tokens}"
+            max_tokens is None or 1 <= max_tokens < 2**31,
+            f"max_tokens must be at least 1 and fit 32 bits, not {max_tokens}",
         )
         _require(
             finite("temperature") >= 0, f"temperature must be 0 or more, not {self.temperature}"
@@ -82,7 +83,10 @@ class SamplingOptions:
             _require(
                 -2 <= finite(name) <= 2, f"{name} must be in [-2, 2], not {getattr(self, name)}"
             )
-        integer("seed")
+        seed = integer("seed")
+        _require(
+            seed is None or -(2**63) <= seed < 2**63, f"seed must fit 64 bits, not {self.seed}"
+        )
         _require(
             isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
             f"stop must be non-empty strings, not {self.stop!r}",

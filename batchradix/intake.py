@@ -197,7 +197,7 @@ def _read_batch(
 
 def _base_key(token_ids: NDArray[np.uint32], options: SamplingOptions, max_tokens: int) -> bytes:
     """16 bytes over what determines an answer beside the job's fingerprint."""
-    digest = hashlib.blake2b(np.ascontiguousarray(token_ids), digest_size=_KEY_BYTES)
+    digest = hashlib.blake2b(token_ids.tobytes(), digest_size=_KEY_BYTES)
     sampled = options.temperature > 0
     digest.update(
         repr(
@@ -263,9 +263,7 @@ def _assemble(
     content_keys = base_keys.copy()
     # Fold the occurrence into the key's last eight bytes; zero leaves it as it is.
     content_keys[:, 8:] ^= (
-        (occurrence.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-        .view(np.uint8)
-        .reshape(-1, 8)
+        (occurrence.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8).reshape(-1, 8)
     )
     if not distinct:
         distinct = (RowSettings(grammar=settings.grammar),)

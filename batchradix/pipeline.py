@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from batchradix import intake
 from batchradix._version import VERSION
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
@@ -29,6 +28,7 @@ from batchradix.config import (
     resolve_engine,
 )
 from batchradix.errors import InputError, RowError, RowErrorCode
+from batchradix.intake import Intake, read_rows
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
@@ -83,7 +83,7 @@ class Planned:
     int32[n] what each shares over the whole job, ``leaders``: int64[n] whose answer it takes.
     ``rng_key``: uint64[n]."""
 
-    rows: intake.Intake
+    rows: Intake
     plan: Plan
     leaders: I64
     cached: I32
@@ -141,7 +141,7 @@ def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Plann
     """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files."""
     from batchradix.engine.rng import rng_keys
 
-    rows = intake.read_rows(
+    rows = read_rows(
         parts.source,
         parts.prompts,
         sampling=parts.config.sampling,

@@ -74,7 +74,7 @@ class Table:
 
     def _digest(self, keep: pa.Schema | None) -> str:
         """Names what the finished file is made of beside the committed answers."""
-        digest = hashlib.sha256(np.ascontiguousarray(self._rows.content_keys))
+        digest = hashlib.sha256(self._rows.content_keys.tobytes())
         chunks = self._rows.ids.chunks if isinstance(self._rows.ids, pa.ChunkedArray) else None
         for chunk in chunks if chunks is not None else [self._rows.ids]:
             digest.update(pa.record_batch([chunk], names=["id"]).serialize())

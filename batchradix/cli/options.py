@@ -37,7 +37,9 @@ Instruction = Annotated[
     str | None,
     typer.Option("--instruction", help="What to do with --column, as text or a file of it."),
 ]
-Column = Annotated[str | None, typer.Option("--column", help="The column that --instruction reads.")]
+Column = Annotated[
+    str | None, typer.Option("--column", help="The column that --instruction reads.")
+]
 System = Annotated[
     str | None, typer.Option("--system", help="A system message, as text or a file of it.")
 ]

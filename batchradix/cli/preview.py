@@ -38,6 +38,6 @@ def preview(
     )
     view = pipeline.preview(config, row, progress=choose_progress(quiet=False))
     typer.echo(view.marked())
-    typer.echo(f"{len(view.token_ids):,} tokens", err=True)
+    typer.echo(f"{len(view.ids):,} tokens", err=True)
     if show_ids:
-        typer.echo(" ".join(str(int(token)) for token in view.token_ids))
+        typer.echo(" ".join(str(int(token)) for token in view.ids))

@@ -52,13 +52,13 @@ def run(
     ] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="Over the answer; 0 is off.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Over the answer; 0 is off.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="For temperature above 0; 0 if not given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="For temperature above 0; 0 if not given.")
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Ends an answer; may be given again.")
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.")
-    ] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
     batch_size: Annotated[
@@ -70,9 +70,7 @@ def run(
     kv_tokens: Annotated[
         int | None, typer.Option(help="Tokens whose keys and values are kept at once.")
     ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="The same as memory, such as 4GiB.")
-    ] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="The same as memory, such as 4GiB.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; all cores.")] = None,
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt alone.")
