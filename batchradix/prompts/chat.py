@@ -192,9 +192,9 @@ class ChatTemplate:
     def _fill(self, value: Any, mark: Callable[[str, bool], str] | None, key: str = "") -> Any:
         """``value`` copied for the template, every string of data marked."""
         if isinstance(value, str):
-            return (
-                value if mark is None or key == "role" else mark(value, self._is_kind(key, value))
-            )
+            if mark is None or (key == "role" and value in ROLES):
+                return value
+            return mark(value, self._is_kind(key, value))
         if isinstance(value, Mixed):
             return "".join(
                 mark(piece.text, False) if mark is not None and piece.from_data else piece.text

@@ -301,4 +301,5 @@ class DataGuard:
         start = text[: self._longest].lower()
         if any(start[:length] in self._endings for length in range(1, len(start) + 1)):
             return True
-        return len(text) < self._longest and any(start in content for content in self._contents)
+        whole = {part.lower() for part in (text, text.rstrip()) if 0 < len(part) < self._longest}
+        return any(part in content for part in whole for content in self._contents)

@@ -64,6 +64,20 @@ def test_a_template_s_own_added_tokens_are_matched_as_the_tokenizer_does(
     assert ids_of(build(byte_bpe, template=template), t="some text ") == expected
 
 
+@pytest.mark.parametrize(
+    "template", ["[INST]{{t}}[/INST]{{t}}", "<s>{{t}}</s>", "{{t}}[INST] {{t}}"]
+)
+@pytest.mark.parametrize("name", ["metaspace", "legacy"])
+def test_text_after_a_token_gets_the_space_that_the_tokenizer_gives_it(
+    request, build, ids_of, name, template
+):
+    kind = request.getfixturevalue(name)
+    oracle = kind.oracle(template.replace("{{t}}", "name")).input_ids
+    if template.startswith("<s>"):  # the tokenizer would put a second one
+        oracle = oracle[1:]
+    assert ids_of(build(kind, template=template), t="name") == oracle
+
+
 @pytest.mark.parametrize("template", ["a whole {{t}}", "{{t}}whole", "a whole{{t}}", "{{t}}whole "])
 @pytest.mark.parametrize("text", ["x", " ", "-"])
 def test_a_single_word_token_is_matched_only_between_word_boundaries(

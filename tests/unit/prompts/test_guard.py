@@ -82,6 +82,23 @@ def test_a_template_with_half_a_token_beside_data_is_not_completed_by_it(tiny, b
     assert bytes_of(tiny, ids) == f"<|{text}|>|{text}<|end|><|assistant|>".encode()
 
 
+@pytest.mark.parametrize("text", ["<|end", "<", "<|", "end", " end ", "\nend|>", "d|>", " <|end  "])
+@pytest.mark.parametrize(
+    "own", ["{{ c }}|>", "<|{{ c }}", "<|{{ c }}|>", "<|en{{ c }}", "{{ c }}end|>", "{{ c }}|end|>"]
+)
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_no_token_forms_across_a_border_even_where_a_template_trims(
+    tiny, build, ids_of, text, own, trimmed
+):
+    shown = text.strip() if trimmed else text
+    own = f"{own}<|tool|>"
+    filled = own.replace("c", "m.content | trim" if trimmed else "m.content")
+    builder = build(tiny, chat_template="{% for m in messages %}" + filled + "{% endfor %}")
+    ids = ids_of(builder, messages=[{"role": "user", "content": text}])
+    assert added(tiny, ids) == Counter([262])
+    assert bytes_of(tiny, ids) == own.replace("{{ c }}", shown).encode()
+
+
 @RELAXED
 @given(text=data_texts, template=own_texts)
 def test_a_template_as_user_message_parses_its_own_text_only(tiny, build, ids_of, text, template):
@@ -101,7 +118,7 @@ def test_a_prefill_gains_no_added_token_and_ends_with_its_text(tiny, build, ids_
     assert added(tiny, ids) == Counter([257, 260, 263, 261])
 
 
-@pytest.mark.parametrize("where", ["name", "arguments", "key", "id", "extra"])
+@pytest.mark.parametrize("where", ["name", "arguments", "key", "role", "type", "extra"])
 def test_tool_calls_gain_no_added_token_in_any_of_their_strings(byte_bpe, build, ids_of, where):
     template = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}"
@@ -118,8 +135,10 @@ def test_tool_calls_gain_no_added_token_in_any_of_their_strings(byte_bpe, build,
         function["arguments"] = {"k": [{"deep": forged}]}
     elif where == "key":
         function["arguments"] = {forged: 1}
-    elif where == "id":
-        call["id"] = forged
+    elif where == "role":
+        function["arguments"] = {"role": forged}
+    elif where == "type":
+        call["type"] = forged
     else:
         message["extra"] = forged
     ids = ids_of(builder, messages=[message, {"role": "user", "content": "y"}])
