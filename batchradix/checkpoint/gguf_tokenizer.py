@@ -26,7 +26,9 @@ _TEKKEN_SPLIT = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# tokenizer.ggml.pre -> the split before byte-level BPE; None is GPT-2's own.
+# tokenizer.ggml.pre -> the split before byte-level BPE; None is GPT-2's own. For smollm llama.cpp
+# cuts digits apart before that, which `transformers` does not: no token of that vocabulary holds
+# two digits, so ids differ only where a run of white space ends at a digit.
 _SPLITS: Mapping[str, str | None] = {
     "default": None,
     "gpt-2": None,

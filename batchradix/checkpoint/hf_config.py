@@ -119,7 +119,7 @@ def _family(path: Path, config: Mapping[str, Any]) -> _Family:
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}: architectures is {named!r}, not a list of names")
     name = named[0] if named else None
-    quantization = config.get("quantization_config")
+    quantization = config.get("quantization_config", config.get("compression_config"))
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise ModelError(

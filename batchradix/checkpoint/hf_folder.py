@@ -9,21 +9,28 @@ from typing import Any
 
 from batchradix.checkpoint.json_file import read_json, read_json_if_there
 from batchradix.checkpoint.tokenizer import AddedToken, SpecialTokens, Tokenizer
+from batchradix.checkpoint.weights import INDEX_NAME
 from batchradix.errors import ModelError
 
 NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
 def refuse_foreign_folder(folder: Path) -> None:
-    """Raises `ModelError` for a folder that is no model of its own, saying what it is."""
-    if (folder / "config.json").is_file():
-        return
-    if (folder / "adapter_config.json").is_file():
+    """Raises `ModelError` for a folder that is no text model of its own, saying what it is."""
+    whole = any((folder / n).is_file() for n in ("model.safetensors", INDEX_NAME))
+    if (folder / "adapter_config.json").is_file() and not whole:
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ModelError(
             f"{folder} is an adapter{f' for {base}' if base else ''}, not a model; "
             f"merge it into its base model first (peft: merge_and_unload)"
         )
+    if (folder / "modules.json").is_file():
+        raise ModelError(
+            f"{folder} is an embedding model (it has modules.json of sentence-transformers); "
+            f"use a model that generates text"
+        )
+    if (folder / "config.json").is_file():
+        return
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         raise ModelError(f"{folder} has no config.json; name the file {ggufs[0]} itself")

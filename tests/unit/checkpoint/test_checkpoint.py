@@ -171,6 +171,7 @@ def test_folders_of_another_kind_are_refused_by_what_they_are(tmp_path: Path) ->
     adapter = json.dumps({"base_model_name_or_path": "meta/base"})
     assert "adapter for meta/base" in refused("adapter_config.json", adapter)
     assert "name the file" in refused("model.gguf")
+    assert "embedding model" in refused("modules.json", "[]")
     assert "Hugging Face's layout" in refused("params.json")
     assert "no config.json" in refused("readme.txt")
 

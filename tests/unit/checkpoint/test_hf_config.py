@@ -134,6 +134,7 @@ def test_the_model_type_serves_where_no_architecture_is_named(
         ({"architectures": "LlamaForCausalLM"}, "not a list"),
         ({"vision_config": {}}, "vision"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq.*GGUF"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"type": "linear"}}, "factor of rope_scaling is missing"),
