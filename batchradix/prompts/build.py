@@ -255,6 +255,8 @@ class PromptBuilder:
         options = self._options
         if options.template is not None and not options.template:
             raise TemplateError("the template is empty; write a prompt into it")
+        if options.instruction is not None and not options.instruction.strip():
+            raise OptionError("the instruction is empty; say what to do with the column's text")
         if self._system is not None and options.template is not None and not options.chat:
             raise OptionError(
                 "a system message needs a chat: add --chat, or write it into the raw template"

@@ -68,6 +68,19 @@ def test_numbers_keep_every_digit(tiny, build, ids_of, row_id, score, num_tokens
     assert f"item {row_id} s=".encode() in bytes(ids[1:])
 
 
+@pytest.mark.parametrize(
+    ("note", "meta", "expected"),
+    [
+        ("late 35", {"src": "x"}, 'n=late 35 m={"src": "x"}'),
+        ({"k": 1}, {"src": "x", "extra": 39}, 'n={"k": 1} m={"src": "x", "extra": 39}'),
+    ],
+)
+def test_a_field_may_have_another_type_in_every_row(tiny, build, note, meta, expected):
+    builder = build(tiny, ["note", "meta"], template="n={{note}} m={{meta}}")
+    view = builder.explain(Row(index=0, values={"note": note, "meta": meta}))
+    assert view.text == f"<bos>{expected}"
+
+
 def test_an_instruction_puts_what_rows_share_in_front(tiny, build):
     builder = build(tiny, ["text"], SCHEMA, instruction="Find it.", column="text", system="S")
     view = builder.explain(Row(index=0, values={"text": "row <|end|>"}))
@@ -261,9 +274,11 @@ def test_a_chat_template_that_cannot_take_a_user_message_is_refused(tiny, build)
         build(tiny, chat_template="{{ nothing.at.all }}", template="{{x}}", chat=True)
 
 
-def test_an_empty_template_is_refused(tiny, build):
+def test_an_empty_template_or_instruction_is_refused(tiny, build):
     with pytest.raises(TemplateError, match="empty"):
         build(tiny, template="")
+    with pytest.raises(OptionError, match="empty"):
+        build(tiny, instruction=" ", column="x")
 
 
 # -- warnings ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ PIECES = [
 data_texts = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 own_texts = data_texts.filter(lambda text: "{{" not in text)
 RELAXED = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
