@@ -260,7 +260,7 @@ class Answers:
         try:
             return Status.OK, self._schema.parse(completion.text), None
         except InvalidAnswer as invalid:
-            return Status.ERROR, None, RowError(invalid.code, str(invalid))
+            return Status.ERROR, None, invalid.row_error
 
     def _result(
         self,
@@ -347,9 +347,9 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
     return {
         "version": VERSION,
         "model": parts.checkpoint.content_hash,
-        "prompt": asdict(config.prompt),
+        **asdict(config.prompt),
+        **asdict(config.sampling),
         "schema": None if parts.schema is None else parts.schema.text,
-        "sampling": asdict(config.sampling),
         "dtype": config.engine.dtype,
         "id_type": str(parts.source.id_type),
     }

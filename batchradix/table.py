@@ -21,6 +21,7 @@ from batchradix.schema.output_schema import OutputSchema
 from batchradix.sink.columns import result_schema, shard_schema
 from batchradix.sink.finalise import finalise
 from batchradix.sink.folder import RunFolder, is_finished
+from batchradix.sink.formats import check_format
 from batchradix.sink.memory import MemorySink
 from batchradix.sink.shards import ShardWriter, load_shard, match_rows, read_committed
 from batchradix.types import I64, Result, Status
@@ -67,6 +68,7 @@ class Table:
         if folder is None:
             self._sink = MemorySink(inner, encode)
         else:
+            check_format(folder.output, self._schema)
             done = self._resume(folder)
             self._sink = ShardWriter(folder, inner, encode)
         self._waiting = np.flatnonzero(~done).astype(np.int64)
