@@ -71,6 +71,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.num_choices = min(vocab_size, tokenizer_vocab_size)
 
+    @torch.inference_mode()  # logits come from there and cannot be written to outside
     def sample(self, logits: Tensor, batch: SamplingBatch) -> SampledTokens:
         """One token a row of ``logits``: float32[R, vocab_size], which is used as scratch.
 
