@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +129,8 @@ def read_rows(
     memory. A row that cannot be run becomes an entry of ``errors`` and has no tokens.
     """
     columns, settings = _Columns(), _Settings(grammar)
-    reader = RowSettingsReader(sampling)
+    # The run's seed is no seed of a row: equal rows without one draw differently.
+    reader = RowSettingsReader(replace(sampling, seed=None))
     wanted = frozenset(prompts.required_columns) | frozenset(SETTING_COLUMNS)
     writer = TokenTableWriter(folder)
     errors: dict[int, RowError] = {}
