@@ -1,0 +1,287 @@
+"""What all tests share: tiny checkpoints, a byte tokenizer, and the I3 comparison.
+
+In the tiny checkpoints a token is a byte (id = byte value), then come eight special tokens; see
+`SPECIALS`. Test modules cannot import each other, so everything here is handed out by fixtures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# Before anything imports torch or huggingface_hub. Tiny models are slower on several threads, and
+# on a busy machine threads that spin while they wait make each operation take 20 times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+MakeTinyModel = Callable[..., Path]
+
+SPECIALS = (
+    "<pad>",
+    "<bos>",
+    "<eos>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|end|>",
+)
+PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 264)
+VOCAB_SIZE = 264
+# Writes <bos> although the tokenizer puts one too, as some real models do.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message.role == 'system' and not %(system)s %}"
+    "{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
+    "{{ '<|' + message.role + '|>' }}{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ call.function.name }}({{ call.function.arguments if call.function.arguments is string"
+    " else call.function.arguments | tojson }})"
+    "{% endfor %}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel:
+    """Builds a tiny float32 checkpoint and returns its folder; the same one for the same call.
+
+    ``make("const", prefer="ab")``: logits never depend on the prompt. Greedily 'a' comes
+    first, then 'b' where 'a' is forbidden, then all other bytes by value, the special tokens,
+    and last of all ``<eos>`` and ``<|end|>``: it never stops by itself.
+
+    ``make("markov", text="yes")``: the last token alone decides the next: a→b … z→a, A→B …
+    Z→A, 0→1 … 9→0, ``<|assistant|>`` → 'a', all others → ``<eos>``. The bytes of ``text``,
+    which must differ, replace that: ``<|assistant|>`` → 'y' → 'e' → 's' → ``<eos>``.
+
+    ``make("random", family="llama", seed=7)``: two random layers of a Llama, Mistral, Qwen2 or
+    Qwen3. All but Qwen2, whose embeddings are tied, answer in printable ASCII or end.
+
+    Beside these: ``context_length=512``; ``prepend_bos=True``, whether the tokenizer begins a raw
+    text with ``<bos>``; ``system_role=True``, whether the chat template takes a system message.
+    """
+    built: dict[tuple[Any, ...], Path] = {}
+
+    def make(kind: str, **options: Any) -> Path:
+        key = (kind, *sorted(options.items()))
+        if key not in built:
+            folder = tmp_path_factory.mktemp(f"{kind}-model")
+            _build(folder, kind, **options)
+            built[key] = folder
+        return built[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def i3() -> ModuleType:
+    """The module ``tests/oracle/i3.py``: greedy answers compared with those of an oracle."""
+    return _load("i3", Path(__file__).parent / "oracle" / "i3.py")
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def _build(
+    folder: Path,
+    kind: str,
+    *,
+    context_length: int = 512,
+    prepend_bos: bool = True,
+    system_role: bool = True,
+    **options: Any,
+) -> None:
+    from transformers import GenerationConfig
+
+    makers = {"const": _const_model, "markov": _markov_model, "random": _random_model}
+    model = makers[kind](context_length, **options)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS, eos_token_id=[EOS, END], pad_token_id=PAD
+    )
+    model.save_pretrained(folder)
+    _save_tokenizer(folder, context_length, prepend_bos=prepend_bos, system_role=system_role)
+
+
+def _save_tokenizer(
+    folder: Path, context_length: int, *, prepend_bos: bool, system_role: bool
+) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(
+        models.BPE(vocab={spelt: byte for byte, spelt in _byte_spelling().items()}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in SPECIALS]
+    )
+    if prepend_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=list(SPECIALS[3:]),
+        model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE.replace("%(system)s", "true" if system_role else "false")
+    fast.save_pretrained(folder)
+
+
+def _byte_spelling() -> dict[int, str]:
+    """How byte-level tokenizers spell each byte: printable ones as themselves, the others with
+    characters from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + place) for place, byte in enumerate(others)
+    }
+
+
+def _blank_llama(context_length: int, hidden_size: int) -> Any:
+    """A one-layer Llama whose layer adds nothing and whose norms are plain."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=hidden_size // 32,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=context_length,
+        tie_word_embeddings=False,
+        bos_token_id=BOS,
+        eos_token_id=[EOS, END],
+        pad_token_id=PAD,
+        dtype="float32",
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).float().eval()
+    layer = model.model.layers[0]
+    for weight in (
+        layer.self_attn.o_proj.weight,
+        layer.mlp.down_proj.weight,
+        model.model.embed_tokens.weight,
+        model.lm_head.weight,
+    ):
+        weight.data.zero_()
+    return model
+
+
+def _const_model(context_length: int, *, prefer: str = "") -> Any:
+    import torch
+
+    wanted = list(dict.fromkeys(prefer.encode()))
+    others = [byte for byte in range(256) if byte not in wanted]
+    specials = [PAD, BOS, SYSTEM, USER, ASSISTANT, TOOL]
+    # Small whole numbers, which bfloat16 holds exactly.
+    logits = torch.zeros(VOCAB_SIZE)
+    for place, byte in enumerate(wanted):
+        logits[byte] = 136 + 8 * (len(wanted) - 1 - place)
+    for place, token in enumerate([*others, *specials, EOS, END]):
+        logits[token] = 128 - place
+    model = _blank_llama(context_length, 64)
+    model.model.embed_tokens.weight.data.fill_(1.0)  # and so is the hidden state
+    model.lm_head.weight.data[:] = logits[:, None] / 64
+    return model
+
+
+def _markov_model(context_length: int, *, text: str = "") -> Any:
+    following = dict.fromkeys(range(VOCAB_SIZE), EOS)
+    for first, last in (b"az", b"AZ", b"09"):
+        following |= {byte: byte + 1 for byte in range(first, last)} | {last: first}
+    following[ASSISTANT] = ord("a")
+    chain = [ASSISTANT, *text.encode(), EOS]
+    assert len(set(chain)) == len(chain), "a byte can have one successor only"
+    if text:
+        following |= dict(zip(chain, chain[1:], strict=False))
+    model = _blank_llama(context_length, 288)  # a place of its own for every token
+    for token, successor in following.items():
+        model.model.embed_tokens.weight.data[token, token] = 1.0
+        # The norm scales a one-hot state by the root of the hidden size.
+        model.lm_head.weight.data[successor, token] = 40.0 / 288**0.5
+    return model
+
+
+def _random_model(context_length: int, *, family: str = "llama", seed: int = 7) -> Any:
+    import torch
+    import transformers
+
+    own: dict[str, dict[str, Any]] = {
+        "Llama": {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        "Mistral": {"head_dim": 16, "sliding_window": None},
+        "Qwen2": {"tie_word_embeddings": True},
+        "Qwen3": {"head_dim": 32},
+    }
+    name = family.capitalize()
+    config = getattr(transformers, f"{name}Config")(
+        **{
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": context_length,
+            "tie_word_embeddings": False,
+            "bos_token_id": BOS,
+            "eos_token_id": [EOS, END],
+            "pad_token_id": PAD,
+            "dtype": "float32",
+        }
+        | own[name]
+    )
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    for path, weight in model.named_parameters():
+        if "embed" in path or "lm_head" in path:
+            weight.data.normal_(0, 0.5)
+        elif weight.dim() == 2:
+            weight.data.normal_(0, 0.25)
+        elif path.endswith("bias"):
+            weight.data.normal_(0, 0.5)
+        else:
+            weight.data.normal_(1, 0.2)  # norms
+    if not config.tie_word_embeddings:
+        silent = [*range(32), *range(127, VOCAB_SIZE)]
+        silent.remove(EOS)
+        model.lm_head.weight.data[silent] = 0.0
+    return model
