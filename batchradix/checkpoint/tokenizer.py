@@ -232,8 +232,8 @@ def _merges(model: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _hide(spelling: str, token_id: int) -> str:
-    """A spelling no text has: it holds a non-character, and more than one character."""
-    return f"\ufdd0{token_id}\ufdd0{spelling}"
+    """A spelling that no text has once it reaches the model: spaces are spelt otherwise there."""
+    return f"\ufdd0 {token_id} {spelling}"
 
 
 def _components(part: Any) -> Iterator[Mapping[str, Any]]:
