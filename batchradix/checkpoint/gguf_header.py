@@ -153,7 +153,23 @@ class _Reader:
             return list(values)
         if count * 8 > len(self.data) - self.at:  # a string takes 8 bytes at least
             raise struct.error
+        if item_kind == _STRING:
+            return self._strings(count)
         return [self._value(item_kind, depth + 1) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """As ``count`` calls of `_string`; vocabularies are what opening a file spends time on."""
+        data, at, size = self.data, self.at, len(self.data)
+        unpack = struct.Struct("<Q").unpack_from
+        texts = []
+        for _ in range(count):
+            end = at + 8 + unpack(data, at)[0]
+            if end > size:
+                raise struct.error
+            texts.append(data[at + 8 : end].decode())
+            at = end
+        self.at = at
+        return texts
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
