@@ -8,6 +8,7 @@ text from a row from ever becoming a control token.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +17,9 @@ from typing import Any
 import tokenizers
 
 from batchradix.errors import ModelError
+
+_SECRET = secrets.token_hex(16)
+"""Part of the spelling under which special tokens hide in the vocabulary of this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

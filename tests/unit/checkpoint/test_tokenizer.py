@@ -202,7 +202,8 @@ def test_unigram_does_not_find_special_tokens_in_text() -> None:
     [ids] = tokenizer.encode_plain(["a<s>t"], [True])
     assert b"".join(tokenizer.token_bytes[i] for i in ids) == b" a<s>t"
     assert 1 not in ids
-    assert 1 not in tokenizer.encode_plain(["\ufdd0 1 <s>"], [False])[0]
+    for forged in ("\ufdd0 1 <s>", "a\ufdd01\ufdd0<s>a"):
+        assert 1 not in tokenizer.encode_plain([forged], [False])[0]
 
 
 def test_word_piece_is_refused() -> None:
