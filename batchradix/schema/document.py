@@ -120,6 +120,8 @@ def _check_meta(schema: dict[str, Any], draft: str) -> None:
             raise SchemaError(_nothing(_pointer(path[:-1]), "enum is empty")) from None
         raise _malformed(error) from None
     except ValueError as error:
+        if "recursion" in str(error).lower():
+            raise SchemaError("schema: it nests too deeply to be read") from None
         raise _malformed(error) from None
 
 

@@ -49,6 +49,10 @@ _COMPILER_FORMATS = frozenset(
         "uuid",
     }
 )
+# The compiler enforces ``multipleOf`` up to this, and multiples in a range become an enum up
+# to so many.
+_MAX_STEP = 1024
+_MAX_LISTED = 1024
 _ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
@@ -147,13 +151,18 @@ class GrammarWriter:
     def _integer(self, node: Node) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "integer"}
         least, most = number_range(node, is_integer=True)
+        step = node.get("multipleOf", 1)
+        if step != 1:
+            if not isinstance(step, int):
+                self._note(node, "multipleOf")
+            elif math.isinf(least) and math.isinf(most) and step <= _MAX_STEP:
+                return {**schema, "multipleOf": step}
+            elif (most - least) // step < _MAX_LISTED and not is_beyond_int64(node):
+                return {"enum": list(range(-(-int(least) // step) * step, int(most) + 1, step))}
+            else:
+                self._note(node, "multipleOf")
         if not is_beyond_int64(node):  # what the Arrow column can hold, and no endless digits
             least, most = max(least, INT64_MIN), min(most, INT64_MAX)
-        step = node.get("multipleOf")
-        if step is not None and isinstance(step, int) and step <= INT64_MAX:
-            schema["multipleOf"] = step
-        else:
-            self._note(node, "multipleOf")
         for key, value in (("minimum", least), ("maximum", most)):
             if INT64_MIN <= value <= INT64_MAX:
                 schema[key] = int(value)

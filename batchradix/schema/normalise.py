@@ -371,6 +371,13 @@ def _check_ranges(node: Node, kind: str, pointer: str) -> None:
         strict = "exclusiveMinimum" in node or "exclusiveMaximum" in node
         if least > most or (kind == "number" and least == most and strict and _touches(node)):
             raise Contradiction(pointer, "no number lies between its minimum and maximum")
+        step = node.get("multipleOf")
+        if kind != "integer" or not isinstance(step, int) or math.isinf(most - least):
+            return
+        if int(most) // step * step < least:
+            raise Contradiction(
+                pointer, f"no multipleOf {step} lies between its minimum and maximum"
+            )
 
 
 def _touches(node: Node) -> bool:

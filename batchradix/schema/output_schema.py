@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchradix.errors import RowErrorCode
+from batchradix.errors import RowErrorCode, SchemaError
 from batchradix.schema.answers import InvalidAnswer, json_text, pointer_step, read_json
 from batchradix.schema.document import open_document
 from batchradix.schema.grammar import GrammarWriter
@@ -31,12 +31,16 @@ class OutputSchema:
 
     def __init__(self, schema: dict[str, Any] | bool) -> None:
         """Raises `SchemaError` when the schema is malformed or nothing can match it."""
-        document = open_document(schema)
-        normalised = Normalised(document)
-        writer = GrammarWriter(normalised)
+        try:
+            document = open_document(schema)
+            normalised = Normalised(document)
+            writer = GrammarWriter(normalised)
+            source = writer.source()
+        except RecursionError:
+            raise SchemaError("schema: it nests too deeply to be read") from None
         self.json: dict[str, Any] = document.root
         self.text = json_text(document.root)
-        self.grammar = GrammarSpec(kind="json_schema", source=writer.source())
+        self.grammar = GrammarSpec(kind="json_schema", source=source)
         self.validated_keywords: tuple[tuple[str, str], ...] = normalised.notes
         self.ignored_keywords: tuple[tuple[str, str], ...] = tuple(writer.ignored)
         self.property_names = _property_names(normalised)

@@ -35,6 +35,12 @@ def accepts(schema, text: str) -> bool:
         ),
         ({"type": "string", "enum": ["a", 1]}, ["a"], [1]),
         ({"type": "integer"}, [0, 2**63 - 1, -(2**63)], [2**63, 0.5]),
+        ({"type": "integer", "multipleOf": 7}, [-14, 0, 21], [1, 8]),
+        (
+            {"type": "integer", "multipleOf": 5, "minimum": -7, "exclusiveMaximum": 4000},
+            [-5, 3995],
+            [-10, 4000, 1],
+        ),
         ({"type": "integer", "minimum": 0.5, "maximum": 3.5}, [1, 3], [0, 4]),
         ({"type": "integer", "minimum": 3, "maximum": 2**80}, [3, 2**62], [2]),
         ({"minimum": 3}, [3, 4.5], [2, "a"]),

@@ -101,6 +101,14 @@ def test_text_that_is_not_json_says_where(text, message):
         load_schema(text)
 
 
+def test_a_schema_nested_beyond_reason_is_refused():
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(400):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(SchemaError, match="too deeply"):
+        load_schema(schema)
+
+
 def test_a_file_with_a_list_is_no_schema(tmp_path):
     path = tmp_path / "list.json"
     path.write_text("[]")
@@ -131,6 +139,11 @@ def in_a(part):
         (in_a({"minLength": 3, "maxLength": 2}), "minLength 3", "#/properties/a"),
         (in_a({"type": "array", "minItems": 2, "maxItems": 1}), "minItems", "#/properties/a"),
         (in_a({"type": "integer", "minimum": 1.2, "maximum": 1.8}), "maximum", "#/properties/a"),
+        (
+            in_a({"type": "integer", "minimum": 1, "maximum": 2, "multipleOf": 3}),
+            "multipleOf",
+            "#/properties/a",
+        ),
         (in_a({"type": "number", "exclusiveMinimum": 1, "maximum": 1}), "max", "#/properties/a"),
         (in_a({"type": "string", "enum": [1, 2]}), "enum", "#/properties/a"),
         (in_a({"type": "string", "const": 1}), "const", "#/properties/a"),

@@ -353,6 +353,7 @@ def test_only_unknown_formats_go_unchecked_and_are_listed():
         ("if", {"type": "object", "properties": {"x": {}}, "if": {"required": ["x"]}, "then": {}}),
         ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
         ("multipleOf", {"type": "number", "multipleOf": 0.5}),
+        ("multipleOf", {"type": "integer", "multipleOf": 2, "minimum": 0}),
         ("pattern", {"type": "string", "pattern": "(?=a)"}),
         ("maxLength", {"type": "string", "format": "date", "maxLength": 3}),
         ("format", {"type": "string", "format": "regex"}),
