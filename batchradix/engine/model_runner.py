@@ -18,7 +18,7 @@ from batchradix.engine.attention.registry import make_backend
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.step import Step
-from batchradix.errors import OutOfMemoryError
+from batchradix.errors import OptionError, OutOfMemoryError
 from batchradix.types import I64
 
 _DTYPES = {
@@ -31,14 +31,14 @@ _DTYPES = {
 class ModelRunner:
     """Loads the weights and allocates a pool of ``settings.kv_tokens`` slots.
 
-    Raises `ModelError` when the weights cannot be loaded and `OutOfMemoryError` when they or
-    the pool do not fit.
+    Raises `ModelError` when the weights cannot be loaded, `OutOfMemoryError` when they or the
+    pool do not fit, and `OptionError` when there is no such device or attention backend.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         config = checkpoint.config
         torch.set_num_threads(settings.num_threads)
-        self._device = torch.device(settings.device)
+        self._device = _open_device(settings.device)
         self._vocab_size = config.vocab_size
         self._holds: dict[int, torch.Tensor] = {}
         self._logits: torch.Tensor | None = None
@@ -146,6 +146,16 @@ class ModelRunner:
 
     def _tensor(self, array: I64) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def _open_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(f"the device {name!r} cannot be used here ({reason}); use cpu") from error
+    return device
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

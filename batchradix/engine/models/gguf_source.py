@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.errors import ModelError
@@ -67,15 +68,13 @@ class GgufSource:
 
         stored = self._tensors[name]
         try:
-            values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(
-                stored.data, stored.tensor_type
-            )
+            values: NDArray[np.float32] = dequantize(stored.data, stored.tensor_type)
         except NotImplementedError as error:
             raise ModelError(
                 f"{self.files[name]}: tensor {stored.name} is quantised as "
                 f"{stored.tensor_type.name}, which cannot be read; use another quantisation"
             ) from error
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32))
+        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
         for part, num_heads in self._interleaved_heads.items():
             if part in name and tensor.shape[0] % (2 * num_heads) == 0:
                 pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])

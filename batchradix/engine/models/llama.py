@@ -27,7 +27,6 @@ class LlamaAttention:
         self.rotary = rotary
         self.head_dim = config.head_dim
         self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
         self.num_qk_heads = config.num_heads + config.num_kv_heads
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
@@ -43,9 +42,9 @@ class LlamaAttention:
 
     def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
         heads = self.qkv_proj(x_TD).view(x_TD.shape[0], -1, self.head_dim)
-        qk, v_TKE = torch.split(heads, [self.num_qk_heads, self.num_kv_heads], dim=1)
+        qk, v_TKE = heads[:, : self.num_qk_heads], heads[:, self.num_qk_heads :]
         qk = self.rotary.rotate(self.normalise(qk), angles)
-        q_THE, k_TKE = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=1)
+        q_THE, k_TKE = qk[:, : self.num_heads], qk[:, self.num_heads :]
         out = batch.attention.run(self.layer, q_THE, k_TKE, v_TKE, batch.pool, batch.plan)
         return self.o_proj(out)
 
@@ -69,7 +68,8 @@ class LlamaMLP:
         )
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        gate_TF, up_TF = torch.split(self.gate_up_proj(x_TD), self.size, dim=-1)
+        gate_up = self.gate_up_proj(x_TD)
+        gate_TF, up_TF = gate_up[:, : self.size], gate_up[:, self.size :]
         return self.down_proj(functional.silu(gate_TF).mul_(up_TF))
 
 

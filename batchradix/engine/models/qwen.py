@@ -23,8 +23,8 @@ class Qwen3Attention(LlamaAttention):
         self.k_norm = RMSNorm(weights.take(f"{name}.k_norm.weight", size), config.rms_norm_eps)
 
     def normalise(self, qk: torch.Tensor) -> torch.Tensor:
-        q, k = torch.split(qk, [self.num_heads, self.num_kv_heads], dim=1)
-        return torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q_THE, k_TKE = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        return torch.cat((self.q_norm(q_THE), self.k_norm(k_TKE)), dim=1)
 
 
 class Qwen3(Llama):

@@ -95,11 +95,13 @@ def save_model(model: transformers.PreTrainedModel, folder: Path, **options: obj
     return folder
 
 
-def open_runner(folder: Path, dtype: str = "float32", num_slots: int = NUM_SLOTS) -> ModelRunner:
+def open_runner(
+    folder: Path, dtype: str = "float32", num_slots: int = NUM_SLOTS, device: str = "cpu"
+) -> ModelRunner:
     """A runner whose whole pool is NaN, so that reading an unused slot shows."""
     settings = EngineSettings(
         dtype=dtype,
-        device="cpu",
+        device=device,
         attention="torch",
         batch_size=8,
         prefill_tokens=64,

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from batchradix.errors import OptionError, OutOfMemoryError
+
 TOLERANCE = 1e-4
 rng = np.random.default_rng(7)
 PROMPT = rng.integers(3, 97, 37).tolist()
@@ -137,6 +139,40 @@ def test_a_chain_of_more_nodes_than_the_merge_has_levels_equals_one_sequence(run
         runner, tokens, range(40), placed, context=context, causal=causal, logits=range(40)
     )
     close(logits, expected("llama", tokens))
+
+
+def test_a_long_prompt_is_cut_without_a_seam(runner, lab, expected):
+    tokens = rng.integers(3, 97, 150).tolist()
+    logits = lab.run(
+        runner, tokens, range(150), range(20, 170), causal=[(20, 150, 0, 150)], logits=range(150)
+    )
+    close(logits, expected("llama", tokens))
+
+
+def test_a_row_gone_bad_spoils_no_other_row(runner, lab, expected):
+    p, num_rows = len(PROMPT), 6
+    lab.run(runner, PROMPT, range(p), range(p), causal=[(0, p, 0, p)])
+    tails = [(40 + 10 * row, 3, row, row + 1) for row in range(num_rows)]
+    for step in range(2):
+        lab.run(
+            runner,
+            LEFT[step : step + 1] * num_rows,
+            [p + step] * num_rows,
+            [start + step for start, *_ in tails],
+            context=[(0, p, 0, num_rows), *((s, step + 1, a, b) for s, _, a, b in tails)],
+        )
+    runner.poison_free([(60, 61)])  # the first slot of row 2
+    logits = lab.run(
+        runner,
+        LEFT[2:3] * num_rows,
+        [p + 2] * num_rows,
+        [start + 2 for start, *_ in tails],
+        context=[(0, p, 0, num_rows), *tails],
+        logits=range(num_rows),
+    )
+    assert torch.isnan(logits[2]).all()
+    good = [0, 1, 3, 4, 5]
+    close(logits[good], expected("llama", PROMPT + LEFT[:3])[[-1] * 5])
 
 
 def test_many_small_siblings_of_unlike_length_equal_their_sequences(runner, lab, expected):
@@ -275,6 +311,17 @@ def test_a_closed_runner_may_be_closed_again(lab, saved):
     runner.close()
     with pytest.raises(AssertionError):
         lab.run(runner)
+
+
+def test_a_pool_larger_than_memory_is_refused_with_a_remedy(lab, saved):
+    with pytest.raises(OutOfMemoryError, match="lower kv_tokens"):
+        lab.open_runner(saved("llama")[0], num_slots=10**12)
+
+
+@pytest.mark.parametrize("device", ["meteor", "xpu"])
+def test_a_device_that_is_not_there_is_refused(lab, saved, device):
+    with pytest.raises(OptionError, match=f"device '{device}'"):
+        lab.open_runner(saved("llama")[0], device=device)
 
 
 @pytest.mark.model

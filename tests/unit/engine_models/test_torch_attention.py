@@ -58,6 +58,14 @@ class Tree:
                 self.context.append([start, length, below, len(self.slots)])
 
 
+@pytest.fixture(params=["as it is", "without flash attention"])
+def whichever_kernel(request, monkeypatch):
+    """The backend must not depend on an operator that other devices lack."""
+    if request.param != "as it is":
+        monkeypatch.setattr("batchradix_kernels.tree_attention.is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("whichever_kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), HEADS)
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def make_step(num_tokens: int, context: list, causal: list) -> Step:
 
 @st.composite
 def steps(draw) -> Step:
-    num_tokens = draw(st.integers(1, 60))
+    num_tokens = draw(st.sampled_from([1, 7, 30, 60, 150]))
     context, causal, slot = [], [], 0
     for _ in range(draw(st.integers(1, 40))):
         start = draw(st.integers(0, num_tokens - 1))
@@ -123,3 +123,11 @@ def test_a_few_pieces_are_not_worth_padding():
     (current,) = plan_rounds(make_step(3, [(10 * i, 9, i, i + 1) for i in range(3)], []), LIMITS)
     assert current.groups == ()
     assert len(current.alone) == 3
+
+
+def test_a_long_causal_piece_becomes_a_staircase_of_half_its_work():
+    (current,) = plan_rounds(make_step(512, [], [(10, 512, 0, 512)]), LIMITS)
+    work = sum(piece.num_queries * piece.num_slots for piece in current.alone)
+    work += sum(group.visible.size for group in current.groups)
+    assert work < 0.6 * 512 * 512
+    assert current.num_levels == 2
