@@ -120,14 +120,14 @@ def _check_meta(schema: dict[str, Any], draft: str) -> None:
             raise SchemaError(_nothing(_pointer(path[:-1]), "enum is empty")) from None
         raise _malformed(error) from None
     except ValueError as error:
-        if "recursion" in str(error).lower():
-            raise SchemaError("schema: it nests too deeply to be read") from None
         raise _malformed(error) from None
 
 
 def _malformed(error: Exception) -> SchemaError:
     path = list(getattr(error, "instance_path", []))
     message = getattr(error, "message", str(error)).splitlines()[0]
+    if message.startswith("Recursion limit"):
+        return SchemaError("schema: it nests too deeply to be read")
     if len(message) > 200:
         message = f"{message[:197]}..."
     keyword = next((str(step) for step in reversed(path) if isinstance(step, str)), "")
