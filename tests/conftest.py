@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -222,7 +223,7 @@ def _markov_model(context_length: int, *, text: str = "") -> Any:
     chain = [ASSISTANT, *text.encode(), EOS]
     assert len(set(chain)) == len(chain), "a byte can have one successor only"
     if text:
-        following |= dict(zip(chain, chain[1:], strict=False))
+        following |= dict(pairwise(chain))
     model = _blank_llama(context_length, 288)  # a place of its own for every token
     for token, successor in following.items():
         model.model.embed_tokens.weight.data[token, token] = 1.0
@@ -284,4 +285,5 @@ def _random_model(context_length: int, *, family: str = "llama", seed: int = 7) 
         silent = [*range(32), *range(127, VOCAB_SIZE)]
         silent.remove(EOS)
         model.lm_head.weight.data[silent] = 0.0
+        model.lm_head.weight.data[EOS] *= 2.0  # so that one row in a few ends by itself
     return model

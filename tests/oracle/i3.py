@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,14 @@ class Answer:
 
     ids: tuple[int, ...]
     ended: bool
+
+    @classmethod
+    def of(cls, completion: Any, ids: Iterable[int] | None = None) -> Answer:
+        """From a `batchradix` completion, or from a result without ids and the ids beside it."""
+        return cls(
+            ids=tuple(completion.token_ids if ids is None else ids),
+            ended=completion.finish_reason == "stop",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
