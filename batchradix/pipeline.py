@@ -122,7 +122,7 @@ def open_parts(
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
-    warnings = [*prompts.warnings]
+    warnings = [*prompts.warnings, *_schema_notices(schema)]
     if source.num_duplicate_ids:
         warnings.append(f"{source.num_duplicate_ids:,} rows have an id that an earlier row has")
     for text in warnings:
@@ -135,6 +135,19 @@ def open_parts(
         prompts=prompts,
         warnings=tuple(warnings),
     )
+
+
+def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
+    """What decoding does not enforce of a schema, in words."""
+    if schema is not None and schema.validated_keywords:
+        places = ", ".join(f"{word} at #{place}" for place, word in schema.validated_keywords)
+        yield (
+            f"not enforced while decoding, but checked on every answer (a row that breaks it "
+            f"becomes an error row): {places}"
+        )
+    if schema is not None and schema.ignored_keywords:
+        places = ", ".join(f"{word} at #{place}" for place, word in schema.ignored_keywords)
+        yield f"JSON Schema does not define, so nothing checks: {places}"
 
 
 def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Planned:

@@ -27,6 +27,13 @@ from batchradix.sink.shards import ShardWriter, load_shard, match_rows, read_com
 from batchradix.types import I64, Result, Status
 
 
+def _mark_value(columns: pa.Schema, schema: OutputSchema | None) -> pa.Schema:
+    """The columns with the answer's field as its schema marks it (JSON text or not)."""
+    if schema is None or "value" not in columns.names:
+        return columns
+    return columns.set(columns.get_field_index("value"), schema.arrow_field("value"))
+
+
 class Table:
     """Takes every row's result once and becomes the finished table.
 
@@ -54,12 +61,15 @@ class Table:
         self.warnings: tuple[str, ...] = ()
         value_type = None if schema is None else schema.arrow_type
         keep = source.keep_schema(options.keep) if options.keep else None
-        self._schema = result_schema(
-            id_type=source.id_type,
-            value_type=value_type,
-            keep=keep,
-            unnest=options.unnest,
-            metadata={**metadata, "batchradix.table": self._digest(keep)},
+        self._schema = _mark_value(
+            result_schema(
+                id_type=source.id_type,
+                value_type=value_type,
+                keep=keep,
+                unnest=options.unnest,
+                metadata={**metadata, "batchradix.table": self._digest(keep)},
+            ),
+            schema,
         )
         encode = None if schema is None else schema.to_arrow
         inner = shard_schema(id_type=source.id_type, value_type=value_type)

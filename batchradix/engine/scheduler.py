@@ -135,6 +135,8 @@ class Scheduler:
             for node in row.leaf.path():
                 locks[node] = locks.get(node, 0) + 1
         assert all(node.locks == locks.get(node, 0) for node in nodes), "a lock has no row"
+        order = [row.seq for row in [*self._running, *self._preempted]]
+        assert order == sorted(order), "a row runs before one that was planned before it"
         if not self.has_work:
             assert not [*self._running, *self._preempted], "a row outlived its job"
             assert all(node.retained for node in nodes), "a node outlived its last row"

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, JobSource
+from batchradix.schema.arrow_types import JSON_METADATA
 from batchradix.types import Row
 
 MAX_COUNTED_IDS = 4_000_000
@@ -143,7 +144,8 @@ class RecordSource(JobSource):
 
     def _keep_field(self, column: str) -> pa.Field:
         assert self._kinds is not None
-        return pa.field(column, _keep_type(self._kinds[column])[0])
+        type_, convert = _keep_type(self._kinds[column])
+        return pa.field(column, type_, metadata=JSON_METADATA if convert is json_text else None)
 
     def _keep_batches(
         self, columns: list[str], schema: pa.Schema, batch_rows: int

@@ -209,6 +209,11 @@ def codec_field(name: str, codec: Codec) -> Any:
     return pa.field(name, codec.type, nullable=True, metadata=metadata)
 
 
+def holds_json(field: Any) -> bool:
+    """Whether a ``pa.Field`` says that the strings under it are JSON texts."""
+    return bool((field.metadata or {}).get(b"batchradix.encoding") == b"json")
+
+
 def codec_of(normalised: Normalised) -> Codec:
     """The codec of a whole schema."""
     inside = () if normalised.root_name is None else (normalised.root_name,)

@@ -4,8 +4,9 @@ Integers and decimals are written with all their digits. NaN and infinities, whi
 not, become null. Characters beyond ASCII stay as they are. Binary becomes base64, dates and
 times ISO 8601 (a timestamp with a zone carries its offset), durations ISO 8601 seconds
 (``PT1.5S``), maps with string keys objects and other maps lists of ``{"key", "value"}``.
-Columns of type ``arrow.json`` are JSON already and are embedded, not quoted. A null field of
-a struct is written as ``null``, never left out.
+Columns of type ``arrow.json``, and strings whose field says that they hold JSON text (as
+`schema.arrow_types` marks them), are embedded, not quoted. A null field of a struct is written
+as ``null``, never left out.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchradix.schema.arrow_types import holds_json
 
-def json_texts(array: pa.Array) -> list[str]:
-    """One JSON text (a single line) an element; ``"null"`` for nulls."""
+
+def json_texts(array: pa.Array, field: pa.Field | None = None) -> list[str]:
+    """One JSON text (a single line) an element; ``"null"`` for nulls. ``field`` is the one the
+    array stands under, whose metadata may say that strings are JSON already."""
     type_ = array.type
+    if field is not None and holds_json(field):
+        return [_embedded(x) for x in array.to_pylist()]
     if isinstance(type_, pa.BaseExtensionType):
         storage = array.storage
         if type_.extension_name == "arrow.json":
@@ -43,14 +49,16 @@ def json_texts(array: pa.Array) -> list[str]:
         return _maps(array)
     if pa.types.is_fixed_size_list(type_):
         size = type_.list_size
-        inner = json_texts(array.values.slice(array.offset * size, len(array) * size))
+        used = array.values.slice(array.offset * size, len(array) * size)
+        inner = json_texts(used, type_.value_field)
         starts: Sequence[int] = (
             range(0, len(array) * size + 1, size) if size else [0] * (len(array) + 1)
         )
         return _joined(array, starts, inner)
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         starts, first, last = _starts(array)
-        return _joined(array, starts, json_texts(array.values.slice(first, last - first)))
+        used = array.values.slice(first, last - first)
+        return _joined(array, starts, json_texts(used, type_.value_field))
     return _scalars(array)
 
 
@@ -137,8 +145,9 @@ def _refuse(constant: str) -> Any:
 
 
 def _structs(array: pa.Array) -> list[str]:
-    names = [quote(array.type.field(i).name) for i in range(array.type.num_fields)]
-    children = [json_texts(array.field(i)) for i in range(array.type.num_fields)]
+    fields = [array.type.field(i) for i in range(array.type.num_fields)]
+    names = [quote(field.name) for field in fields]
+    children = [json_texts(array.field(i), field) for i, field in enumerate(fields)]
     rows = object_texts(names, children, len(array))
     if not array.null_count:
         return rows

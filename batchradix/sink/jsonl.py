@@ -19,11 +19,15 @@ from batchradix.sink.json_text import json_texts, object_texts
 class JsonlWriter(Writer):
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         super().__init__(path, schema)
+        self._fields = list(schema)
         self._names = [quote(name) for name in schema.names]
         self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        columns = [json_texts(column) for column in batch.columns]
+        columns = [
+            json_texts(column, field)
+            for column, field in zip(batch.columns, self._fields, strict=True)
+        ]
         for line in object_texts(self._names, columns, batch.num_rows):
             self._file.write(line.encode("utf-8"))
             self._file.write(b"\n")

@@ -363,3 +363,14 @@ def test_finished_files_are_read_back(tmp_path: Path, table: pa.Table, extension
         assert found.to_pylist() == table.to_pylist()
     write(tmp_path / f"none{extension}", table.schema, [])
     assert read_table(tmp_path / f"none{extension}").num_rows == 0
+
+
+def test_jsonl_embeds_strings_that_their_field_marks_as_json(tmp_path: Path) -> None:
+    marked = pa.field("v", pa.string(), metadata={b"batchradix.encoding": b"json"})
+    cells = pa.array(["7", '"7"', "null", None, "7.5"])
+    inside = pa.StructArray.from_arrays([cells], fields=[marked])
+    table = pa.table([cells, inside], schema=pa.schema([marked, pa.field("s", inside.type)]))
+    lines = write(tmp_path / "o.jsonl", table.schema, table.to_batches()).read_text().splitlines()
+    values = [json.loads(line)["v"] for line in lines]
+    assert values == [7, "7", None, None, 7.5]
+    assert [json.loads(line)["s"]["v"] for line in lines] == values
