@@ -1,6 +1,6 @@
 """The table a run fills: committed shards and then a file, or memory.
 
-Part of the pipeline: it joins the columns of `intake` with the `sink`.
+It joins the columns of `intake` with the `sink`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from batchradix.config import OutputOptions
-from batchradix.intake import Intake
 from batchradix.jobs.base import JobSource
+from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
 from batchradix.schema.output_schema import OutputSchema
 from batchradix.sink.columns import result_schema, shard_schema

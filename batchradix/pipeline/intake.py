@@ -1,7 +1,7 @@
 """The first pass over the input: rows → prompts, settings, seeds and content keys, in columns.
 
-Part of the pipeline: it joins `jobs` and `prompts`, so no room may import it. Nothing is kept
-a row but numpy columns, an Arrow column of ids, and the errors of the rows that have one.
+It joins `jobs` and `prompts`. Nothing is kept a row but numpy columns, an Arrow column of ids,
+and the errors of the rows that have one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,22 @@
+"""The only place that knows all rooms: it joins jobs, prompts, plan, engine and sink."""
+
+from batchradix.pipeline.answers import Answers, drive
+from batchradix.pipeline.job import Outcome, RadixEngines, plan, preview, run
+from batchradix.pipeline.parts import Parts, open_parts
+from batchradix.pipeline.planned import Planned, make_job, plan_rows, settle_engine
+
+__all__ = [
+    "Answers",
+    "Outcome",
+    "Parts",
+    "Planned",
+    "RadixEngines",
+    "drive",
+    "make_job",
+    "open_parts",
+    "plan",
+    "plan_rows",
+    "preview",
+    "run",
+    "settle_engine",
+]

@@ -1,0 +1,110 @@
+"""Rows driven through an engine, and completions turned into results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from batchradix.errors import RowError
+from batchradix.pipeline.parts import Parts
+from batchradix.pipeline.planned import Planned, make_job
+from batchradix.schema.answers import InvalidAnswer
+from batchradix.types import (
+    I64,
+    Completion,
+    Engine,
+    FinishReason,
+    Result,
+    Status,
+)
+
+StopRequested = Callable[[], int | None]
+"""Asked before every step: the number of the signal to stop for, or None."""
+
+
+class Answers:
+    """Turns completions and row errors into `Result`s, duplicates included."""
+
+    def __init__(self, parts: Parts, planned: Planned) -> None:
+        self._schema = parts.schema
+        self._planned = planned
+        self._lengths = planned.rows.tokens.lengths
+
+    def failed(self, row: int) -> Result:
+        """The result of a row that has an error and no prompt."""
+        return self._result(row, Status.ERROR, None, None, self._planned.rows.errors[row])
+
+    def finished(self, completion: Completion, rows: Sequence[int]) -> Iterator[Result]:
+        """The results of all ``rows`` that this completion answers."""
+        status, value, error = self._judge(completion)
+        for row in rows:
+            yield self._result(row, status, value, completion, error)
+
+    def _judge(self, completion: Completion) -> tuple[Status, Any, RowError | None]:
+        if completion.finish_reason is FinishReason.ERROR:
+            return Status.ERROR, None, completion.error
+        if self._schema is None:
+            return Status.OK, None, None
+        if completion.finish_reason is FinishReason.LENGTH:
+            return Status.TRUNCATED, None, None
+        try:
+            return Status.OK, self._schema.parse(completion.text), None
+        except InvalidAnswer as invalid:
+            return Status.ERROR, None, invalid.row_error
+
+    def _result(
+        self,
+        row: int,
+        status: Status,
+        value: Any,
+        completion: Completion | None,
+        error: RowError | None,
+    ) -> Result:
+        rows = self._planned.rows
+        return Result(
+            row=row,
+            id=rows.ids[row].as_py(),
+            status=status,
+            value=value,
+            text=None if completion is None else completion.text,
+            error=error,
+            finish_reason=FinishReason.ERROR if completion is None else completion.finish_reason,
+            prompt_tokens=int(self._lengths[row]),
+            cached_tokens=int(self._planned.cached[row]),
+            completion_tokens=0 if completion is None else completion.completion_tokens,
+            content_key=rows.content_keys[row].tobytes(),
+        )
+
+
+def drive(
+    engine: Engine,
+    planned: Planned,
+    answers: Answers,
+    todo: I64,
+    emit: Callable[[Result], None],
+    *,
+    prefix_cache: bool,
+    retain: bool = False,
+    after_step: Callable[[], None] = lambda: None,
+    stop_requested: StopRequested = lambda: None,
+) -> int | None:
+    """Runs the rows ``todo`` to the end; every one is emitted once, in completion order.
+
+    Returns the signal that asked it to stop in between, or None.
+    """
+    job, runs_for = make_job(planned, todo, prefix_cache=prefix_cache, retain=retain)
+    followers = todo[np.argsort(runs_for[todo], kind="stable")]
+    led_by = runs_for[followers]
+    engine.submit(job)
+    while engine.has_work:
+        signal = stop_requested()
+        if signal is not None:
+            return signal
+        for completion in engine.step():
+            start, stop = np.searchsorted(led_by, [completion.row, completion.row + 1])
+            for result in answers.finished(completion, followers[start:stop].tolist()):
+                emit(result)
+        after_step()
+    return None

@@ -1,0 +1,223 @@
+"""The whole job in one place: rows → prompts → plan → engine → sink.
+
+`open_parts` refuses what can be refused before weights load, `plan_rows` reads and orders the
+rows, `run` drives any `types.Engine` over them and writes the table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.config import (
+    EngineSettings,
+    RunConfig,
+)
+from batchradix.errors import InputError
+from batchradix.pipeline.answers import Answers, StopRequested, drive
+from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
+from batchradix.pipeline.planned import Planned, plan_rows, settle_engine
+from batchradix.pipeline.table import Table
+from batchradix.plan.cached import PlanSummary
+from batchradix.prompts.detokenise import IncrementalDetokenizer
+from batchradix.prompts.view import PromptView
+from batchradix.report.machine import peak_rss_bytes
+from batchradix.report.progress import Progress, Silent
+from batchradix.report.summary import Summary
+from batchradix.schema.output_schema import OutputSchema
+from batchradix.sink.folder import acquire, check_fingerprint
+from batchradix.types import (
+    Engine,
+    Row,
+)
+
+EngineFactory = Callable[[Checkpoint, OutputSchema | None], Callable[[EngineSettings], Engine]]
+"""First refuses what cannot be run, before weights load; then makes the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """``table`` is None when the results went to a file."""
+
+    summary: Summary
+    table: pa.Table | None = None
+
+
+class RadixEngines:
+    """Makes the engine of this package; grammars compile before weights load."""
+
+    def __init__(self, checkpoint: Checkpoint, schema: OutputSchema | None = None) -> None:
+        from batchradix.engine.grammar.compiler import GrammarCompiler
+
+        self._checkpoint = checkpoint
+        tokenizer = checkpoint.tokenizer
+        self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_ids)
+        self.check(schema)
+
+    def check(self, schema: OutputSchema | None) -> None:
+        """Compiles a schema that is to be used; raises `SchemaError` when it cannot be."""
+        if schema is not None:
+            self._grammars.compile(schema.grammar)
+
+    def __call__(self, settings: EngineSettings) -> Engine:
+        from batchradix.engine.core import RadixEngine
+
+        detokenizer = IncrementalDetokenizer(self._checkpoint.tokenizer.token_bytes)
+        return RadixEngine(self._checkpoint, settings, detokenizer, grammars=self._grammars)
+
+
+def run(
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+    stop_requested: StopRequested = lambda: None,
+    warnings: Iterable[str] = (),
+    engines: EngineFactory = RadixEngines,
+) -> Outcome:
+    """The whole job, from the input to the finished table.
+
+    With ``config.output.path`` results are committed while it runs, the same call continues
+    after a crash, and a finished table is left alone; else they come back as a table.
+    Raises the errors of `errors` (a `UsageError` before weights load).
+    """
+    progress = progress or Silent()
+    with ExitStack() as stack:
+        started_s = time.monotonic()
+        path = config.output.path
+        folder = None if path is None else stack.enter_context(acquire(path))
+        parts = open_parts(config, progress=progress)
+        stack.callback(parts.source.close)
+        make_engine = engines(parts.checkpoint, parts.schema)
+        identity = fingerprint(parts)
+        if folder is not None:
+            check_fingerprint(folder, identity, restart=config.output.restart)
+        tokens_folder = stack.enter_context(TemporaryDirectory(prefix="batchradix-"))
+        planned = plan_rows(parts, folder=Path(tokens_folder), progress=progress)
+        table = Table(
+            planned.rows,
+            source=parts.source,
+            schema=parts.schema,
+            options=config.output,
+            metadata=file_metadata(parts, identity),
+            fingerprint=identity,
+            folder=folder,
+        )
+        summary = Summary(
+            model=parts.checkpoint.name,
+            distinct_tokens=planned.summary.distinct_tokens,
+            prompt_tokens=planned.summary.prompt_tokens,
+            duplicate_rows=planned.summary.duplicates,
+            output=path,
+            warnings=[*warnings, *parts.warnings, *table.warnings],
+            plan_s=time.monotonic() - started_s,
+        )
+        for text in table.warnings:
+            progress.warn(text)
+        _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
+        result = table.finish() if summary.stopped_by is None else None
+        table.count(summary)
+        summary.peak_rss_bytes = peak_rss_bytes()
+        return Outcome(summary=summary, table=result)
+
+
+def _answer(
+    parts: Parts,
+    planned: Planned,
+    table: Table,
+    make_engine: Callable[[EngineSettings], Engine],
+    summary: Summary,
+    progress: Progress,
+    stop_requested: StopRequested,
+) -> None:
+    """Every row that is not committed yet gets its result; weights load only if one must run."""
+    answers = Answers(parts, planned)
+    waiting = table.waiting
+    for row in waiting[~np.isin(waiting, planned.plan.order)].tolist():
+        table.append(answers.failed(row))
+    todo = np.intersect1d(waiting, planned.plan.order)
+    if not len(todo):
+        table.commit()
+        return
+    started_s = time.monotonic()
+    settings = settle_engine(parts, planned)
+    summary.dtype = settings.dtype
+    progress.message(
+        f"loading {parts.checkpoint.name} in {settings.dtype} on {settings.device}, "
+        f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
+    )
+    engine = make_engine(settings)
+    summary.load_s = time.monotonic() - started_s
+    started_s = time.monotonic()
+    progress.start(len(planned.rows), table.num_done)
+
+    def after_step() -> None:
+        table.commit_if_due()
+        progress.update(table.num_done, engine.usage)
+
+    try:
+        summary.stopped_by = drive(
+            engine,
+            planned,
+            answers,
+            todo,
+            table.append,
+            prefix_cache=settings.prefix_cache,
+            after_step=after_step,
+            stop_requested=stop_requested,
+        )
+    finally:
+        progress.stop()
+        summary.usage = replace(engine.usage)
+        summary.run_s = time.monotonic() - started_s
+        try:
+            table.commit()
+        finally:
+            engine.close()
+
+
+def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
+    """What a job shares; tokenises every row, loads no weights."""
+    parts = open_parts(config, progress=progress or Silent())
+    try:
+        with TemporaryDirectory(prefix="batchradix-") as folder:
+            return plan_rows(parts, folder=Path(folder), progress=progress or Silent()).summary
+    finally:
+        parts.source.close()
+
+
+def preview(config: RunConfig, row: str | None, *, progress: Progress | None = None) -> PromptView:
+    """The prompt of the row with id (else number) ``row``, the first without one.
+
+    Raises `InputError` when there is no such row or it has no prompt.
+    """
+    parts = open_parts(config, progress=progress or Silent())
+    try:
+        by_number: Row | None = None
+        for rows in parts.source.batches(parts.prompts.required_columns):
+            for candidate in rows:
+                if row is None or str(candidate.id) == row:
+                    return _explain(parts, candidate)
+                if str(candidate.index) == row:
+                    by_number = candidate
+        if by_number is not None:
+            return _explain(parts, by_number)
+    finally:
+        parts.source.close()
+    what = "has no rows" if row is None else f"has no row with the id or number {row!r}"
+    raise InputError(f"{parts.source.name} {what}")
+
+
+def _explain(parts: Parts, row: Row) -> PromptView:
+    view = parts.prompts.explain(row)
+    error = row.error or view.error
+    if error is not None:
+        raise InputError(f"this row has no prompt: {error.message}")
+    return view

@@ -1,0 +1,139 @@
+"""Every row of a job read, ordered and deduplicated; and what the engine gets of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from batchradix.config import (
+    DEFAULT_BATCH_SIZE,
+    EngineSettings,
+    resolve_engine,
+)
+from batchradix.errors import RowErrorCode
+from batchradix.pipeline.intake import Intake, read_rows
+from batchradix.pipeline.parts import Parts
+from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
+from batchradix.plan.dedupe import drop_followers, find_duplicates
+from batchradix.plan.order import make_plan
+from batchradix.plan.tree import build_tree, flat_tree
+from batchradix.report.machine import machine
+from batchradix.report.progress import Progress
+from batchradix.types import (
+    I32,
+    I64,
+    U64,
+    EngineJob,
+    Plan,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Every row read and ordered. ``plan`` holds all rows that can run, ``cached``:
+    int32[n] what each shares over the whole job, ``leaders``: int64[n] whose answer it takes.
+    ``rng_key``: uint64[n]."""
+
+    rows: Intake
+    plan: Plan
+    leaders: I64
+    cached: I32
+    rng_key: U64
+    summary: PlanSummary
+
+
+def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Planned:
+    """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files."""
+    from batchradix.engine.rng import rng_keys
+
+    rows = read_rows(
+        parts.source,
+        parts.prompts,
+        sampling=parts.config.sampling,
+        grammar=None if parts.schema is None else parts.schema.grammar,
+        context_length=parts.checkpoint.config.context_length,
+        folder=folder,
+    )
+    if rows.num_cleaned:
+        progress.warn(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
+    plan = make_plan(rows.tokens, rows.runnable)
+    rng_key = rng_keys(
+        parts.config.sampling.seed or 0,
+        rows.base_keys,
+        rows.occurrence,
+        rows.seeds,
+        rows.has_seed,
+    )
+    greedy = np.array([settings.temperature == 0 for settings in rows.requests.settings])
+    leaders = find_duplicates(
+        rows.tokens,
+        plan,
+        settings_id=rows.requests.settings_id,
+        max_tokens=rows.requests.max_tokens,
+        rng_key=rng_key,
+        is_greedy=greedy[rows.requests.settings_id],
+    )
+    alone = drop_followers(plan, leaders)
+    codes = [error.code for error in rows.errors.values()]
+    summary = plan_summary(
+        rows.tokens,
+        alone,
+        build_tree(alone, rows.tokens.lengths),
+        num_rows=len(rows),
+        num_duplicates=len(plan) - len(alone),
+        num_over_long=codes.count(RowErrorCode.PROMPT_TOO_LONG),
+    )
+    return Planned(
+        rows=rows,
+        plan=plan,
+        leaders=leaders,
+        cached=shared_prefix(plan, len(rows)),
+        rng_key=rng_key,
+        summary=summary,
+    )
+
+
+def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
+    """The engine's open options from machine, model and plan."""
+    from batchradix.engine.device import find_device
+
+    options, model = parts.config.engine, parts.checkpoint.config
+    device, free_device_memory_bytes = find_device(options.device)
+    alone = drop_followers(planned.plan, planned.leaders)
+    lengths = planned.rows.tokens.lengths
+    tree = (build_tree if options.prefix_cache else flat_tree)(alone, lengths)
+    demand = demand_tokens(
+        alone, tree, planned.rows.requests.max_tokens, options.batch_size or DEFAULT_BATCH_SIZE
+    )
+    return resolve_engine(
+        options,
+        machine(device, free_device_memory_bytes),
+        num_kv_elements_per_token=model.num_kv_elements_per_token,
+        weight_bytes_float32=4 * model.num_parameters,
+        demand_tokens=demand,
+    )
+
+
+def make_job(
+    planned: Planned, todo: I64, *, prefix_cache: bool, retain: bool = False
+) -> tuple[EngineJob, I64]:
+    """What the engine gets, and int64[n]: for each row of ``todo`` the row that runs for it.
+
+    Of several rows with one answer the first in ``todo`` runs, so that a run that was stopped
+    between a row and its duplicates can go on. Elsewhere the second array is -1.
+    """
+    runs_for = np.full(len(planned.rows), -1, dtype=np.int64)
+    _, first, group = np.unique(planned.leaders[todo], return_index=True, return_inverse=True)
+    runs_for[todo] = todo[first][group]
+    plan = drop_followers(planned.plan, runs_for)
+    requests = planned.rows.requests
+    job = EngineJob(
+        tokens=planned.rows.tokens,
+        plan=plan,
+        tree=(build_tree if prefix_cache else flat_tree)(plan, planned.rows.tokens.lengths),
+        requests=replace(requests, rng_key=planned.rng_key),
+        retain=retain,
+    )
+    return job, runs_for
