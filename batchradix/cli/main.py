@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -43,34 +44,54 @@ app.command("preview")(preview.preview)
 app.command("models")(models.models)
 
 
-def _silence_closed_stdout() -> None:
-    """Keeps the interpreter from complaining when it flushes a closed standard output."""
-    try:
-        sys.stdout.flush()
-    except (BrokenPipeError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _open_missing_streams() -> None:
+    """Gives a process that was started with closed standard streams null ones.
+
+    Else the first files it opens, its lock among them, would take the numbers 0 to 2.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _silence_closed_streams() -> None:
+    """Keeps the interpreter from failing when it flushes streams whose reader has gone."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def _say(text: str) -> None:
+    with suppress(BrokenPipeError, ValueError):
+        typer.echo(text, err=True)
 
 
 def main() -> None:
     """Entry point of the ``batchradix`` command."""
+    _open_missing_streams()
     code = 0
     try:
         app(standalone_mode=True)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
     except BatchradixError as error:
-        typer.echo(f"error: {error}", err=True)
+        _say(f"error: {error}")
         code = error.exit_code
     except BrokenPipeError:
         code = 0
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
+        _say("stopped")
         code = 130
     except MemoryError:
-        typer.echo(
-            "error: memory ran out; lower --batch-size or --kv-tokens, or use a smaller model",
-            err=True,
-        )
+        _say("error: memory ran out; lower --batch-size or --kv-tokens, or use a smaller model")
         code = 3
-    _silence_closed_stdout()
+    _silence_closed_streams()
     sys.exit(code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -187,7 +187,8 @@ def _run(config: RunConfig, is_default_model: bool, json_summary: bool, quiet: b
             stop_requested=stop_requested,
             warnings=["demonstration model: none was named"] if is_default_model else [],
         )
-    print_summary(outcome.summary, json_summary)
+    with suppress(BrokenPipeError):  # a reader such as head has left; the table is complete
+        print_summary(outcome.summary, json_summary)
     return outcome.summary.exit_code(config.output.allow_failures)
 
 
