@@ -273,9 +273,9 @@ def _no_token(nothing_allowed: bool) -> RowError:
     if nothing_allowed:
         return RowError(
             RowErrorCode.ENGINE_FAILED,
-            "The output grammar allows no token here; simplify the schema or run this row alone.",
+            "the output grammar allows no token of the model here; simplify the schema",
         )
     return RowError(
         RowErrorCode.NON_FINITE_LOGITS,
-        "The model computed NaN or infinity for this row; try --dtype float32.",
+        "the model computed NaN or infinity for this row; try --dtype float32",
     )

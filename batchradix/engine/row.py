@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from batchradix.engine.cache.pool import Extent
 from batchradix.engine.cache.radix import RadixNode
 from batchradix.types import U32
@@ -44,7 +42,3 @@ class RunningRow:
     def max_tail(self) -> int:
         """Slots the answer can ever need: its last token is never written."""
         return self.max_tokens - 1
-
-    def sequence(self) -> U32:
-        """uint32[...]: prompt and answer so far, a fresh array."""
-        return np.concatenate([self.prompt, np.asarray(self.answer, dtype=np.uint32)])

@@ -277,7 +277,7 @@ class Scheduler:
             return error
         prompt = len(job.tokens(position))
         if prompt == 0:
-            return RowError(RowErrorCode.PROMPT_EMPTY, "The prompt has no token.")
+            return RowError(RowErrorCode.PROMPT_EMPTY, "the prompt has no token")
         max_tokens = job.max_tokens(position)
         # The last token's keys and values are never needed.
         needed = prompt + max_tokens - 1
@@ -285,9 +285,9 @@ class Scheduler:
             return None
         return RowError(
             RowErrorCode.KV_POOL_TOO_SMALL,
-            f"The prompt of {prompt} tokens and an answer of up to {max_tokens} need {needed} KV "
+            f"the prompt of {prompt} tokens and an answer of up to {max_tokens} need {needed} KV "
             f"slots, the pool has {self.pool.num_slots}; raise --kv-tokens to {needed} or more, "
-            f"or lower --max-tokens.",
+            f"or lower --max-tokens",
         )
 
     def _refuse(self, job: PlannedJob, position: int, error: RowError) -> RefusedRow:

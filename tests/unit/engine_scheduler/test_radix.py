@@ -79,6 +79,16 @@ def test_a_split_leaves_slots_locks_and_the_hold_where_they_were() -> None:
     assert cache.num_idle_slots == 4
 
 
+def test_an_idle_chain_can_go_at_once_after_a_split_in_it() -> None:
+    cache = RadixCache(ExtentPool(20))
+    add(cache, [1, 2])
+    leaf = add(cache, [1, 2, 3, 4, 5])
+    cache.split(leaf, 4)
+    cache.check()
+    assert cache.evict(5, never) == 5
+    assert prefixes(cache) == set()
+
+
 def test_the_least_recently_used_leaf_goes_first_and_a_parent_after_its_children() -> None:
     cache = RadixCache(ExtentPool(40))
     add(cache, [1, 2, 3])

@@ -144,6 +144,15 @@ def test_a_node_is_kept_for_a_queued_job_that_needs_it(sim: ModuleType) -> None:
     assert outcome.usage.computed_tokens == 4 + 2 + 1
 
 
+def test_a_node_kept_for_a_row_that_is_refused_goes_with_it(sim: ModuleType) -> None:
+    simulation = sim.Simulation(num_slots=10, batch_size=1)
+    simulation.submit([[1, 2, 3]], [3])
+    simulation.submit([[1, 2, 3, *range(20)]], [3])
+    outcome = simulation.drain()
+    assert outcome.errors[1, 0].code == RowErrorCode.KV_POOL_TOO_SMALL
+    assert simulation.scheduler.pool.num_free == 10
+
+
 def test_with_the_prefix_cache_off_nothing_is_shared(sim: ModuleType) -> None:
     rows = [[1, 2, 3], [1, 2, 3], [1, 2]]
     simulation = sim.Simulation(num_slots=200, prefix_cache=False)
@@ -295,6 +304,12 @@ def test_every_row_answers_as_if_it_ran_alone(
     assert usage.forward_steps == len(outcome.steps)
     for step in outcome.steps:
         assert step.num_tokens <= prefill_tokens + batch_size
+    written = sum(len(answer) - 1 for answer in outcome.answers.values())
+    num_tokens = sum(step.num_tokens for step in outcome.steps)
+    assert num_tokens == usage.computed_tokens + usage.recomputed_tokens + written
+    if len(jobs) == 1 and not outcome.errors:
+        first_time = distinct(jobs[0][0]) if prefix_cache else sum(map(len, jobs[0][0]))
+        assert usage.computed_tokens == first_time
     if not any(retain for *_, retain, _ in jobs):
         assert simulation.scheduler.pool.num_free == num_slots
 
