@@ -204,6 +204,11 @@ class TorchAttention:
             hidden[:, None, :, None, :],
             (num_pieces, num_heads, most_queries, self._group, most_slots),
         )
+        # with one head the view is still the read-only broadcast, which torch warns of
+        bias = np.require(
+            bias.reshape(num_pieces * num_heads, most_queries * self._group, most_slots),
+            requirements=["C", "W"],
+        )
         return _Group(
             num_pieces=num_pieces,
             queries=self._tensor(heads * num_tokens + group.queries[:, None]),
@@ -211,9 +216,7 @@ class TorchAttention:
             targets=self._tensor(
                 (levels * num_heads + heads) * (num_tokens + 1) + group.targets[:, None]
             ),
-            bias=torch.from_numpy(
-                bias.reshape(num_pieces * num_heads, most_queries * self._group, most_slots)
-            ).to(self.shape.device),
+            bias=torch.from_numpy(bias).to(self.shape.device),
         )
 
     def _tensor(self, array: I64) -> torch.Tensor:
