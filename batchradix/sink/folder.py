@@ -214,8 +214,9 @@ def check_fingerprint(
 
     ``fingerprint`` is a JSON object; entries are compared one by one. With ``restart`` the
     folder is emptied first. A damaged ``run.json`` is written anew when every shard carries
-    this job's digest. Raises `OutputMismatchError` naming what changed, or that a file of the
-    output's name exists which no job of this folder wrote.
+    this job's digest, and that of a job which was stopped before its first result makes way.
+    Raises `OutputMismatchError` naming what changed, or that a file of the output's name
+    exists which no job of this folder wrote.
     """
     wanted: dict[str, Any] = json.loads(json.dumps(fingerprint))
     digest = fingerprint_digest(wanted)
@@ -225,6 +226,8 @@ def check_fingerprint(
     if state is None:
         _check_unknown(folder, digest, restart=restart)
         _write_run(folder, {"fingerprint": wanted, "finished": False})
+    elif state["fingerprint"] != wanted and not _has_results(folder):
+        _write_run(folder, {"fingerprint": wanted, "finished": False})
     elif state["fingerprint"] != wanted:
         raise OutputMismatchError(
             f"{folder.shown} holds the results of another job ("
@@ -232,6 +235,11 @@ def check_fingerprint(
             + "); give another output, or --restart to throw those results away"
         )
     folder.job = digest
+
+
+def _has_results(folder: RunFolder) -> bool:
+    """Whether a mistaken option would throw away anything: a shard, or a finished output."""
+    return any(folder.shards.iterdir()) or folder.bad.exists() or folder.output.exists()
 
 
 def _empty(folder: RunFolder) -> None:

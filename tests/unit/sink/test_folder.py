@@ -156,6 +156,7 @@ def test_another_job_is_refused_with_what_changed(tmp_path: Path) -> None:
     long = "Say in one word what the following text is about. " * 5
     with acquire(tmp_path / "o.arrow") as folder:
         check_fingerprint(folder, {"model": "a", "template": long, "seed": 1, "same": [1, 2]})
+        (folder.shards / "shard-000000-00000000.arrow").touch()
         with pytest.raises(OutputMismatchError) as refusal:
             check_fingerprint(
                 folder, {"model": "b", "template": long + "!", "top_k": 5, "same": (1, 2)}
@@ -167,6 +168,17 @@ def test_another_job_is_refused_with_what_changed(tmp_path: Path) -> None:
     assert "same" not in sentence
     assert '!"' in sentence  # the place of the change is shown, not the long beginning
     assert len(sentence) < 500
+
+
+def test_a_job_stopped_before_its_first_result_makes_way_for_another(tmp_path: Path) -> None:
+    with acquire(tmp_path / "o.arrow") as folder:
+        check_fingerprint(folder, {"device": "nonsense"})
+        check_fingerprint(folder, {"device": "cpu"})
+        first = folder.job
+        (tmp_path / "o.arrow").write_bytes(b"finished")
+        with pytest.raises(OutputMismatchError):
+            check_fingerprint(folder, {"device": "nonsense"})
+        assert folder.job == first
 
 
 def test_the_same_job_is_taken_up_whatever_the_order_of_its_entries(tmp_path: Path) -> None:
