@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from batchradix.errors import InputError
@@ -42,7 +43,7 @@ class JobSource(ABC):
 
     ``name`` is what messages and metadata call the input. ``typed`` is True where columns have
     Arrow types of their own (Parquet, Arrow, frames) and False where they are inferred (JSONL,
-    CSV, lists).
+    CSV, lists). ``paths`` are the files it reads, none for a pipe or what is in memory.
 
     The id of a row is the column ``id_column``, or a column called ``id``, or else the row
     number as text. Ids are never required to be unique. Usable as a context manager.
@@ -52,6 +53,7 @@ class JobSource(ABC):
 
     def __init__(self, name: str, *, id_column: str | None, limit: int | None) -> None:
         self.name = name
+        self.paths: tuple[Path, ...] = ()
         self._wanted_id_column = id_column
         self._limit = limit
         self._held: list[Closable] = []

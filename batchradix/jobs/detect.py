@@ -140,7 +140,9 @@ def _open_files(name: str, paths: Sequence[Path], settings: dict[str, Any]) -> J
     if len(formats) > 1:
         kinds = " and ".join(f"{_DESCRIPTION[k]} ({f.name})" for k, f in formats.items())
         raise InputError(f"{name} mixes formats: {kinds}; give files of one format")
-    return _open_format(next(iter(formats)), name, files, settings)
+    source = _open_format(next(iter(formats)), name, files, settings)
+    source.paths = tuple(paths)
+    return source
 
 
 def _open_format(

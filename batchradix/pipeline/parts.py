@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     RunConfig,
 )
+from batchradix.errors import OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.prompts.build import PromptBuilder
@@ -45,6 +47,7 @@ def open_parts(
     with ExitStack() as stack:
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
+        _check_output(config, source)
         checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
         source.scan()
         prompts = PromptBuilder(
@@ -69,6 +72,18 @@ def open_parts(
         prompts=prompts,
         warnings=tuple(warnings),
     )
+
+
+def _check_output(config: RunConfig, source: JobSource) -> None:
+    """Refuses to write over the input, whatever links or patterns it was named by."""
+    if config.output.path is None:
+        return
+    output = os.path.realpath(config.output.path)
+    if any(os.path.realpath(path) == output for path in source.paths):
+        raise OptionError(
+            f"the output {config.output.path} is one of the files that {source.name} reads; "
+            f"give an output elsewhere"
+        )
 
 
 def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
