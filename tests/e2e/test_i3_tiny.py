@@ -235,6 +235,44 @@ def test_retained_prefixes_serve_the_jobs_that_follow(
     engine.close()
 
 
+def partings(prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """Two rows that part deep inside the first one, and where; the first is long."""
+    found = []
+    order = sorted(range(len(prompts)), key=lambda row: tuple(prompts[row]))
+    for first, second in zip(order, order[1:], strict=False):
+        pairs = enumerate(zip(prompts[first], prompts[second], strict=False))
+        depth = next((i for i, (a, b) in pairs if a != b), 0)
+        if depth >= 60 and len(prompts[first]) >= depth + 12:
+            found.append((first, second, depth))
+    return found
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_a_job_may_part_from_a_prompt_that_is_still_being_prefilled(
+    harness: ModuleType, i3: ModuleType, case: Case, retain: bool
+) -> None:
+    engine_settings = harness.engine_settings(prefill_tokens=9, kv_tokens=2000)
+    engine = harness.make_engine(case.checkpoint, engine_settings, poison=True)
+    pairs = partings(case.prompts)[:6]
+    assert len(pairs) == 6
+    for first, second, depth in pairs:
+        for num_steps in range(0, depth // 9 + 3):
+            pair = {}
+            done = {}
+            for row in (first, second):
+                job = harness.make_job([case.prompts[row]], [case.max_tokens[row]], retain=retain)
+                pair[engine.submit(job)] = row
+                for _ in range(num_steps if row == first else 0):
+                    done |= {(c.job_id, c.row): c for c in engine.step()}
+            done |= harness.drain(engine)
+            assert {job_id for job_id, _ in done} == pair.keys()
+            answered = [(pair[job_id], completion) for (job_id, _), completion in done.items()]
+            assert not compare(i3, harness, case, answered).failures
+            engine.scheduler.cache.evict(2000, lambda node: None)  # a cold cache again
+            assert engine.scheduler.pool.num_used == 0
+    engine.close()
+
+
 @settings(deadline=None, max_examples=25)
 @pytest.mark.parametrize("case", ["llama"], indirect=True)
 @given(data=st.data())
