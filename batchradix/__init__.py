@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from batchradix._version import VERSION as __version__
@@ -43,7 +46,21 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `batchradix --help` answers at once.
     if name in _HOMES:
-        from importlib import import_module
-
         return getattr(import_module(f"batchradix.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """Keeps ``batchradix.plan`` the function: importing the room of that name would bind the
+    room there instead."""
+
+    @property
+    def plan(self) -> Any:
+        return import_module("batchradix.api").plan
+
+    @plan.setter
+    def plan(self, room: ModuleType) -> None:
+        del room
+
+
+sys.modules[__name__].__class__ = _Package

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from batchradix_kernels.lse_merge import lse_merge, merge_outputs
-from batchradix_kernels.tree_attention import attend_padded, attend_piece
 
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.tree_plan import (
@@ -27,6 +25,8 @@ from batchradix.engine.attention.tree_plan import (
 )
 from batchradix.engine.step import Step
 from batchradix.types import I64
+from batchradix_kernels.lse_merge import lse_merge, merge_outputs
+from batchradix_kernels.tree_attention import attend_padded, attend_piece
 
 
 @dataclass(frozen=True, slots=True)

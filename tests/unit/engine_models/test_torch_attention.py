@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batchradix_kernels.testing import TOLERANCES, assert_matches
-from batchradix_kernels.tree_attention import tree_attention_reference
 
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.torch_backend import TorchAttention
+from batchradix_kernels.testing import TOLERANCES, assert_matches
+from batchradix_kernels.tree_attention import tree_attention_reference
 
 HEADS = [(2, 2, 64), (6, 2, 80), (4, 1, 64), (8, 1, 128), (9, 3, 20)]
 POOL_SLOTS = 700

@@ -1,0 +1,243 @@
+"""The command line: its options, its exit codes, and what it prints where."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import typer
+
+from batchradix.cli.main import app, main
+from batchradix.cli.options import parse_share, parse_size, text_or_file
+from batchradix.errors import InputError, OptionError
+
+MakeTinyModel = Callable[..., Path]
+Run = Callable[..., tuple[int, str, str]]
+
+PROMPT_OPTIONS = {
+    "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
+    "--id-column",
+}  # fmt: skip
+OPTIONS = {
+    "run": PROMPT_OPTIONS | {
+        "--output", "-o", "--keep", "--limit", "--max-tokens", "--temperature", "--top-p",
+        "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
+        "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
+        "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
+        "--no-prefix-cache", "--unnest", "--restart", "--resume", "--allow-failures", "--json",
+        "--quiet", "-q",
+    },
+    "plan": PROMPT_OPTIONS | {"--limit", "--json"},
+    "preview": PROMPT_OPTIONS | {"--row", "--ids"},
+    "models": {"--json"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def markov(tiny_model_folder: MakeTinyModel) -> str:
+    return str(tiny_model_folder("markov"))
+
+
+@pytest.fixture
+def batchradix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command in this process: exit code, standard output, standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["batchradix", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert isinstance(stop.value.code, int)
+        output, error = capfd.readouterr()
+        return stop.value.code, output, error
+
+    return run
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"id": "p", "prompt": "a"}\n{"id": "q", "prompt": "b"}\n')
+    return path
+
+
+def test_the_options_are_those_that_are_documented() -> None:
+    """A change here is a change for every user: it belongs in the changelog."""
+    group: Any = typer.main.get_command(app)
+    found = {
+        name: {
+            spelling
+            for parameter in command.params
+            if parameter.param_type_name == "option"
+            for spelling in (*parameter.opts, *parameter.secondary_opts)
+        }
+        - {"--help", "-h"}
+        for name, command in group.commands.items()
+    }
+    assert found == OPTIONS
+
+
+def test_a_run_writes_the_table_and_ends_with_a_line_for_scripts(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.arrow"
+    code, output, error = batchradix("run", jobs, "-m", markov, "--max-tokens", 3, "-o", out)
+    assert code == 0, error
+    assert output.splitlines()[-1].startswith("summary rows=2 ok=2 failed=0 truncated=0 seconds=")
+    with pa.memory_map(str(out)) as file:
+        table = pa.ipc.open_file(file).read_all()
+        assert table["text"].to_pylist() == ["bcd", "cde"]
+
+
+def test_json_prints_one_object_and_nothing_else_on_standard_output(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    code, output, _ = batchradix(
+        "run", jobs, "-m", markov, "--max-tokens", 3, "-o", tmp_path / "o.csv", "--json"
+    )
+    assert code == 0
+    summary = json.loads(output)
+    assert (summary["rows"], summary["ok"]) == (2, 2)
+    assert summary["computed_tokens"] == summary["distinct_tokens"] == 3
+
+
+def test_failed_rows_exit_with_1_unless_they_are_allowed_for(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    jobs.write_text(jobs.read_text() + '{"id": "r"}\n')
+    words = ("run", jobs, "-m", markov, "--max-tokens", 2)
+    assert batchradix(*words, "-o", tmp_path / "1.jsonl")[0] == 1
+    allowed = (*words, "-o", tmp_path / "2.jsonl", "--allow-failures")
+    assert batchradix(*allowed, "10%")[0] == 1
+    assert batchradix(*allowed, "50%")[0] == 0
+
+
+def test_no_answered_row_exits_with_3(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    jobs.write_text('{"id": "r"}\n{"id": "s", "prompt": null}\n')
+    code, output, _ = batchradix("run", jobs, "-m", markov, "-o", tmp_path / "o.jsonl")
+    assert code == 3
+    assert "rows=2 ok=0 failed=2" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nonsense"], "No such option"),
+        (["--temperature", "-1"], "temperature must be 0 or more"),
+        (["--schema", "missing.json"], "missing.json does not exist"),
+        (["--template", "{{ nope }}"], "nope"),
+        (["--template", "missing.txt"], "there is no file missing.txt"),
+        (["--model", "./missing"], "missing"),
+        (["-o", "out.xyz"], ".xyz"),
+        (["-o", "no/such/folder/out.arrow"], "no/such/folder"),
+        (["--keep", "nope"], "nope"),
+        (["--kv-memory", "lots"], "--kv-memory must be a size"),
+        (["--allow-failures", "some"], "--allow-failures must be a share"),
+        (["--restart", "--resume"], "exclude each other"),
+        (["--unnest"], "unnest"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_one_sentence_before_a_model_loads(
+    batchradix: Run,
+    markov: str,
+    jobs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output, error = batchradix("run", jobs, "-m", markov, *words)
+    assert code == 2
+    assert sentence in error
+    assert output == ""
+    assert "Traceback" not in error
+    assert "loading" not in error
+    assert not (tmp_path / "jobs.answers.arrow").exists()
+
+
+def test_an_output_that_another_run_holds_exits_with_4(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    from batchradix.sink.folder import acquire
+
+    out = tmp_path / "out.arrow"
+    with acquire(out):
+        code, _, error = batchradix("run", jobs, "-m", markov, "-o", out)
+    assert code == 4
+    assert "held by process" in error
+
+
+def test_plan_and_preview_and_models_answer_without_weights(
+    batchradix: Run, markov: str, jobs: Path
+) -> None:
+    code, output, _ = batchradix("plan", jobs, "-m", markov, "--json")
+    assert code == 0
+    plan = json.loads(output)
+    assert (plan["rows"], plan["prompt_tokens"], plan["distinct_tokens"]) == (2, 4, 3)
+    assert "25.0%" in batchradix("plan", jobs, "-m", markov)[1]
+    assert batchradix("preview", jobs, "-m", markov, "--row", "q")[1] == "⟦<bos>⟧b\n"
+    assert batchradix("preview", jobs, "-m", markov, "--row", "z")[0] == 2
+    assert "smollm2-135m" in batchradix("models")[1]
+
+
+def test_naming_no_model_warns_that_the_default_is_a_demonstration(
+    batchradix: Run, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batchradix.config.DEFAULT_MODEL", "unused")
+    _, _, error = batchradix("run", jobs, "--schema", "missing.json")
+    assert "demonstration model" in error
+
+
+def test_help_and_version_need_no_input(batchradix: Run) -> None:
+    from batchradix import __version__
+
+    assert batchradix("--version")[1] == f"batchradix {__version__}\n"
+    code, output, _ = batchradix("--help")
+    assert code == 0
+    assert all(name in output for name in OPTIONS)
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "batchradix", "--version"], capture_output=True, check=True
+    )
+    assert found.stdout.startswith(b"batchradix ")
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("5", 5), ("4GiB", 2**32), ("4g", 4 * 10**9), ("1.5 MB", 1_500_000), ("2Ki", 2048)],
+)
+def test_sizes_are_read_with_their_units(text: str, size_bytes: int) -> None:
+    assert parse_size(text, "--kv-memory") == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1G", "0", "1e30", "nan", "4 gigs"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(OptionError):
+        parse_size(text, "--kv-memory")
+
+
+def test_shares_are_read_as_percent_or_number() -> None:
+    assert parse_share("0.1%", "--x") == pytest.approx(0.001)
+    assert parse_share("0.25", "--x") == 0.25
+
+
+def test_an_option_is_a_file_where_there_is_one_and_text_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(b"\xef\xbb\xbfline {{ a }}\n")
+    assert text_or_file(str(path), "--template") == "line {{ a }}"
+    assert text_or_file("Say {{ a }}.", "--template") == "Say {{ a }}."
+    assert text_or_file("x" * 5000, "--template") == "x" * 5000
+    assert text_or_file(None, "--template") is None
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="UTF-8"):
+        text_or_file(str(path), "--template")

@@ -1,0 +1,124 @@
+"""Options are checked when they are made; open ones are settled from machine and model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from batchradix.config import (
+    EngineOptions,
+    Machine,
+    OutputOptions,
+    PromptOptions,
+    RunConfig,
+    SamplingOptions,
+    resolve_engine,
+)
+from batchradix.errors import OptionError
+
+MACHINE = Machine(num_threads=2, free_memory_bytes=10**9, has_bf16=True)
+
+
+def settle(options: EngineOptions, machine: Machine = MACHINE, **changes: Any) -> Any:
+    sizes = {"num_kv_elements_per_token": 1000, "weight_bytes_float32": 10**8} | changes
+    return resolve_engine(options, machine, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": None}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": ["a"]}, "stop"),
+    ],
+)
+def test_a_sampling_option_out_of_range_is_refused_by_name(
+    options: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(OptionError, match=word):
+        SamplingOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"template": "{{ a }}", "instruction": "do", "column": "a"},
+        {"instruction": "do"},
+        {"column": "a"},
+        {"chat": True},
+    ],
+)
+def test_prompt_options_that_contradict_each_other_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        PromptOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "fp8"},
+        {"attention": "magic"},
+        {"batch_size": 0},
+        {"kv_tokens": 2.5},
+        {"kv_tokens": 5, "kv_memory_bytes": 5},
+    ],
+)
+def test_engine_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        EngineOptions(**options)
+
+
+def test_shares_and_limits_are_checked() -> None:
+    with pytest.raises(OptionError, match="allow_failures"):
+        OutputOptions(allow_failures=1.5)
+    with pytest.raises(OptionError, match="limit"):
+        RunConfig(input="x", limit=-1)
+
+
+def test_dtype_follows_the_machine_unless_it_is_named() -> None:
+    assert settle(EngineOptions()).dtype == "bfloat16"
+    assert settle(EngineOptions(), replace(MACHINE, has_bf16=False)).dtype == "float32"
+    assert settle(EngineOptions(dtype="float32")).dtype == "float32"
+
+
+def test_the_pool_takes_two_fifths_of_what_the_weights_leave() -> None:
+    assert settle(EngineOptions()).kv_tokens == int((10**9 - 5 * 10**7) * 0.4) // 2000
+    float32 = settle(EngineOptions(dtype="float32"))
+    assert float32.kv_tokens == int((10**9 - 10**8) * 0.4) // 4000
+
+
+def test_the_pool_is_no_larger_than_the_job_can_use() -> None:
+    assert settle(EngineOptions(), demand_tokens=77).kv_tokens == 77
+    assert settle(EngineOptions(kv_tokens=500), demand_tokens=77).kv_tokens == 500
+    assert settle(EngineOptions(kv_memory_bytes=40_000)).kv_tokens == 20
+
+
+def test_a_device_gives_nine_tenths_of_its_free_memory() -> None:
+    machine = replace(MACHINE, device="cuda:0", free_device_memory_bytes=10**8)
+    settings = settle(EngineOptions(), machine)
+    assert settings.kv_tokens == int((10**8 - 5 * 10**7) * 0.9) // 2000
+    assert settings.device == "cuda:0"
+
+
+def test_a_machine_too_small_for_the_model_is_refused_before_weights_load() -> None:
+    with pytest.raises(OptionError, match="leave no memory"):
+        settle(EngineOptions(), replace(MACHINE, free_memory_bytes=10**7))
+    with pytest.raises(OptionError, match="not one token"):
+        settle(EngineOptions(kv_memory_bytes=10))
