@@ -6,7 +6,7 @@ times ISO 8601 (a timestamp with a zone carries its offset), durations ISO 8601 
 (``PT1.5S``), maps with string keys objects and other maps lists of ``{"key", "value"}``.
 Columns of type ``arrow.json``, and strings whose field says that they hold JSON text (as
 `schema.arrow_types` marks them), are embedded, not quoted. A null field of a struct is written
-as ``null``, never left out.
+as ``null``, never left out (answers themselves are not: see `sink.jsonl`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def json_texts(array: pa.Array, field: pa.Field | None = None) -> list[str]:
     array stands under, whose metadata may say that strings are JSON already."""
     type_ = array.type
     if field is not None and holds_json(field):
-        return [_embedded(x) for x in array.to_pylist()]
+        return [embedded(x) for x in array.to_pylist()]
     if isinstance(type_, pa.BaseExtensionType):
         storage = array.storage
         if type_.extension_name == "arrow.json":
-            return [_embedded(x) for x in storage.to_pylist()]
+            return [embedded(x) for x in storage.to_pylist()]
         return json_texts(storage)
     if pa.types.is_dictionary(type_):
         return json_texts(array.cast(type_.value_type))
@@ -129,15 +129,25 @@ def _duration(count: int, factor: int) -> str:
     return f"{sign}PT{whole}{'.' + part if part else ''}S"
 
 
-def _embedded(text: str | None) -> str:
+def embedded(text: str | None) -> str:
+    """A JSON text within a line of JSON; quoted where it is not JSON after all."""
     if text is None:
         return "null"
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except ValueError:
+    if not is_json(text):
         return quote(text)
     # valid JSON has line ends only between its tokens
     return text.replace("\n", " ").replace("\r", " ")
+
+
+def is_json(text: str | None) -> bool:
+    """Whether a text is strict JSON."""
+    if text is None:
+        return False
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse(constant: str) -> Any:
