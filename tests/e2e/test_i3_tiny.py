@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -239,7 +240,7 @@ def partings(prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
     """Two rows that part deep inside the first one, and where; the first is long."""
     found = []
     order = sorted(range(len(prompts)), key=lambda row: tuple(prompts[row]))
-    for first, second in zip(order, order[1:], strict=False):
+    for first, second in pairwise(order):
         pairs = enumerate(zip(prompts[first], prompts[second], strict=False))
         depth = next((i for i, (a, b) in pairs if a != b), 0)
         if depth >= 60 and len(prompts[first]) >= depth + 12:
@@ -247,16 +248,17 @@ def partings(prompts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.parametrize("prefill_tokens", [9, 50])
 @pytest.mark.parametrize("retain", [True, False])
 def test_a_job_may_part_from_a_prompt_that_is_still_being_prefilled(
-    harness: ModuleType, i3: ModuleType, case: Case, retain: bool
+    harness: ModuleType, i3: ModuleType, case: Case, retain: bool, prefill_tokens: int
 ) -> None:
-    engine_settings = harness.engine_settings(prefill_tokens=9, kv_tokens=2000)
-    engine = harness.make_engine(case.checkpoint, engine_settings, poison=True)
+    settings = harness.engine_settings(prefill_tokens=prefill_tokens, kv_tokens=2000)
+    engine = harness.make_engine(case.checkpoint, settings, poison=True)
     pairs = partings(case.prompts)[:6]
     assert len(pairs) == 6
     for first, second, depth in pairs:
-        for num_steps in range(0, depth // 9 + 3):
+        for num_steps in range(depth // prefill_tokens + 3):
             pair = {}
             done = {}
             for row in (first, second):
@@ -273,7 +275,7 @@ def test_a_job_may_part_from_a_prompt_that_is_still_being_prefilled(
     engine.close()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=50)
 @pytest.mark.parametrize("case", ["llama"], indirect=True)
 @given(data=st.data())
 def test_jobs_of_any_shape_in_any_room_get_the_same_answers(
