@@ -59,7 +59,7 @@ def result_schema(
     ]
     fixed = {f.name for f in before + after}
     if unnest:
-        values = _unnested(value_type, fixed)
+        values = _unnested(value_type, fixed | {"value"})
     else:
         values = [] if value_type is None else [pa.field("value", value_type)]
     kept = [] if keep is None else [f.with_type(_int32_indices(f.type)) for f in keep]
