@@ -89,13 +89,13 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
 def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
     """What decoding does not enforce of a schema, in words."""
     if schema is not None and schema.validated_keywords:
-        places = ", ".join(f"{word} at #{place}" for place, word in schema.validated_keywords)
+        places = ", ".join(f"{word} at {place}" for place, word in schema.validated_keywords)
         yield (
             f"not enforced while decoding, but checked on every answer (a row that breaks it "
             f"becomes an error row): {places}"
         )
     if schema is not None and schema.ignored_keywords:
-        places = ", ".join(f"{word} at #{place}" for place, word in schema.ignored_keywords)
+        places = ", ".join(f"{word} at {place}" for place, word in schema.ignored_keywords)
         yield f"JSON Schema does not define, so nothing checks: {places}"
 
 
