@@ -1,0 +1,102 @@
+"""Every command and program in README and CONTRIBUTING is run, here or by ``.ci/run``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BATCHRADIX = [sys.executable, "-m", "batchradix"]
+SCHEMA = '{"type":"object","properties":{"n":{"type":"integer","minimum":0,"maximum":9}},"required":["n"]}'  # noqa: E501
+
+MakeTinyModel = Callable[..., Path]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.+?)\n```", text, re.DOTALL)
+
+
+def installed_command(line: str) -> list[str]:
+    """The words after the virtual environment's set-up, with this interpreter's batchradix."""
+    words = line.split(" && ")[-1].split()
+    assert words[0] in ("batchradix", ".venv/bin/batchradix")
+    return [*BATCHRADIX, *words[1:]]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def jobs_folder(folder: Path) -> Path:
+    pq.write_table(pa.table({"prompt": ["One digit:", "Another:"]}), folder / "jobs.parquet")
+    (folder / "schema.json").write_text(SCHEMA)
+    return folder
+
+
+def test_the_commands_of_the_readme_are_the_three_that_are_run() -> None:
+    first, second, third = blocks("README.md", "sh")
+    assert first.splitlines() == [first]
+    assert "recipes/debian_copyrights" in first
+    assert second.endswith("-m pytest -q")
+    assert third.startswith("batchradix run jobs.parquet")
+
+
+def test_ci_runs_the_test_command_of_the_readme_and_every_check_of_contributing() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "<!-- test-command -->" in script
+    assert "<!-- test-command -->" in (ROOT / "README.md").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    tools = re.findall(r"\| `\.venv/bin/(?:python -m )?([a-z-]+)", page)
+    assert {"ruff", "mypy", "lint-imports", "pytest"} <= set(tools)
+    for tool in set(tools) - {"python"}:
+        assert re.search(rf"\b{tool}\b", script), f"{tool} is not run by .ci/run"
+
+
+def test_the_general_example_runs_on_a_folder_of_its_names(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    jobs_folder(tmp_path)
+    shutil.copytree(tiny_model_folder("const", prefer='7}"1'), tmp_path / "Qwen3-4B")
+    done = run(installed_command(blocks("README.md", "sh")[2]), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(tmp_path / "answers.parquet")["value"].to_pylist() == [{"n": 7}] * 2
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_the_main_command_of_the_readme_ends_in_a_typed_table(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    done = run(installed_command(blocks("README.md", "sh")[0]), tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    table = pl.read_ipc(tmp_path / "answers.arrow", memory_map=False)
+    rows = pq.read_metadata(tmp_path / "recipes/debian_copyrights/jobs.parquet").num_rows
+    assert len(table) == rows
+    assert isinstance(table.schema["value"], pl.Struct)
+    assert (table["status"] == "ok").mean() > 0.8
+
+
+@pytest.mark.model
+def test_the_program_of_the_readme_runs(tmp_path: Path) -> None:
+    [program] = blocks("README.md", "python")
+    done = run([sys.executable, "-c", program], jobs_folder(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
