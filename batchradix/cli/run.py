@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -171,6 +172,8 @@ def _stop_signals() -> Iterator[Callable[[], int | None]]:
 
 
 def _run(config: RunConfig, is_default_model: bool, json_summary: bool, quiet: bool) -> int:
+    # Read by OpenMP when torch loads: threads that spin while they wait stall on busy cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from batchradix import pipeline
     from batchradix.report.progress import choose_progress
 
