@@ -30,7 +30,7 @@ _DATE = (
 )
 # Seconds end at 59 and fractions at microseconds, as in the Arrow types they become.
 _TIME = (
-    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6}|)"
     r"(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
 _OWN_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}

@@ -124,8 +124,7 @@ class _Bounder:
         if wide is not None and wide > 0:
             least = max(least, -(-low // wide))
         if high is not None:
-            fits = high // max(narrow, 1)
-            fits = max(fits, least)
+            fits = high // narrow if narrow else max(high, least)
             most = fits if most is None else min(most, fits)
         if narrow != wide:
             self.is_exact = False
@@ -205,6 +204,9 @@ def _emit(node: Expression) -> str:
         return _emit(node.item)
     if node.most == 0:
         return ""
+    if (node.least, node.most) == (0, 1) and not isinstance(node.item, Chars):
+        # Not (...)?: xgrammar 0.2.9 loses the first characters of what ends in {2,3} there.
+        return f"({_emit(node.item)}|)"
     counts = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.least, node.most))
     if counts is None:
         most = "" if node.most is None else str(node.most)

@@ -153,6 +153,11 @@ SCHEMAS: dict[str, Any] = {
     ),
     "a multiple": _object(n={"type": "integer", "minimum": -4, "maximum": 4, "multipleOf": 3}),
     "a date": _object(d={"type": "string", "format": "date"}),
+    "a moment": {"type": "string", "format": "date-time"},
+    "a time": _object(t={"type": "string", "format": "time"}),
+    "an optional end": {"type": "string", "pattern": "^[0-9]{2}(-[0-9]{1,3})?(/x{2,})?$",
+                        "maxLength": 9},
+    "an even length": {"type": "string", "pattern": "^(x?y)*(ab){1,9}$", "maxLength": 5},
     "a tuple": {
         "type": "array",
         "prefixItems": [{"type": "integer", "minimum": 0, "maximum": 9}, {"const": "z"}],
