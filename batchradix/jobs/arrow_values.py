@@ -95,11 +95,12 @@ def _texts_of_uuids(value: Any) -> Any:
 def to_python(array: pa.Array) -> list[Any]:
     """One Python value a row: str, int, float, bool, Decimal, date, datetime, bytes, list, dict.
 
-    Maps become dicts. Times in nanoseconds become Python's own, in microseconds, where that
-    loses nothing, and else text. What Python cannot hold (bytes that are not UTF-8 in a string
-    column, the year 20000) becomes an `Unreadable`.
+    Maps become dicts. A float of 32 bits becomes the double that is written the same, so that
+    0.1 does not turn into 0.10000000149011612. Times in nanoseconds become Python's own, in
+    microseconds, where that loses nothing, and else text. What Python cannot hold (bytes that
+    are not UTF-8 in a string column, the year 20000) becomes an `Unreadable`.
     """
-    array = _without_nanoseconds(plain_array(array))
+    array = _without_nanoseconds(_without_float32(plain_array(array)))
     try:
         values: list[Any] = array.to_pylist()
     except _NO_PYTHON_VALUE:
@@ -118,13 +119,24 @@ def _value_at(array: pa.Array, row: int) -> Any:
         return Unreadable(f"its {array.type} has no Python value ({error})")
 
 
+def _without_float32(array: pa.Array) -> pa.Array:
+    if not _holds(array.type, _is_float32):
+        return array
+    texts = array.cast(_with_leaves(array.type, _is_float32, lambda _: pa.string()))
+    return texts.cast(_with_leaves(array.type, _is_float32, lambda _: pa.float64()))
+
+
+def _is_float32(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_float32(type_))
+
+
 def _without_nanoseconds(array: pa.Array) -> pa.Array:
     if not _holds(array.type, _is_nanoseconds):
         return array
     try:
-        return array.cast(_with_leaves(array.type, _in_microseconds))
+        return array.cast(_with_leaves(array.type, _is_nanoseconds, _in_microseconds))
     except pa.ArrowInvalid:
-        return array.cast(_with_leaves(array.type, _as_text))
+        return array.cast(_with_leaves(array.type, _is_nanoseconds, _as_text))
 
 
 def _is_nanoseconds(type_: pa.DataType) -> bool:
@@ -146,14 +158,14 @@ def _holds(type_: pa.DataType, test: Any) -> bool:
     return test(type_) or any(_holds(type_.field(i).type, test) for i in range(type_.num_fields))
 
 
-def _with_leaves(type_: pa.DataType, replace: Any) -> pa.DataType:
-    """A plain type with every nanosecond leaf replaced."""
+def _with_leaves(type_: pa.DataType, test: Any, replace: Any) -> pa.DataType:
+    """A plain type with every leaf that passes a test replaced."""
 
     def inner(field: pa.Field) -> pa.Field:
-        return pa.field(field.name, _with_leaves(field.type, replace), field.nullable)
+        return pa.field(field.name, _with_leaves(field.type, test, replace), field.nullable)
 
     types = pa.types
-    if _is_nanoseconds(type_):
+    if test(type_):
         return replace(type_)
     if types.is_struct(type_):
         return pa.struct([inner(f) for f in type_.fields])

@@ -164,7 +164,16 @@ def test_a_nested_field_that_some_rows_lack_is_their_error(
         ),
         (pa.array([Decimal("1.10")], pa.decimal128(9, 2)), "1.10"),
         (pa.array([2**64 - 1], pa.uint64()), "18446744073709551615"),
-        (pa.array([1.5], pa.float32()), "1.5"),
+        (pa.array([0.1], pa.float32()), "0.1"),
+        (pa.array([float("nan")], pa.float32()), "NaN"),
+        (pa.array([1e20], pa.float32()), "1e+20"),
+        (
+            pa.array(
+                [[{"x": 3.3, "y": None}]],
+                pa.list_(pa.struct({"x": pa.float32(), "y": pa.float32()})),
+            ),
+            '[{"x": 3.3, "y": null}]',
+        ),
         (pa.array([True]), "true"),
         (pa.array(["x"]).dictionary_encode(), "x"),
         (pa.array([[1, None]]), "[1, null]"),
