@@ -124,6 +124,7 @@ def run(
         _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
         result = table.finish() if summary.stopped_by is None else None
         table.count(summary)
+        summary.rows_left = len(planned.rows) - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
         return Outcome(summary=summary, table=result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ class Summary:
     """Counts over the whole table, the engine's counters over this run.
 
     ``rows ok truncated errors prompt_tokens distinct_tokens completion_tokens`` are of the
-    finished table; ``resumed_rows`` of them were committed by an earlier run;
+    finished table, or of the rows that were done when a signal stopped the run, with
+    ``rows_left`` to go; ``resumed_rows`` of them were committed by an earlier run;
     ``duplicate_rows`` took another row's answer. ``usage`` and ``seconds`` are of this run.
     """
 
     rows: int = 0
+    rows_left: int = 0
     ok: int = 0
     truncated: int = 0
     errors: int = 0
@@ -70,6 +73,7 @@ class Summary:
         usage = self.usage
         return {
             "rows": self.rows,
+            "rows_left": self.rows_left,
             "ok": self.ok,
             "truncated": self.truncated,
             "errors": self.errors,
@@ -144,14 +148,19 @@ class Summary:
                 f"{self.load_s:.1f} s load, {self.plan_s:.1f} s plan, {self.run_s:.1f} s run",
             ),
         ]
-        if self.output is not None:
+        if self.stopped_by is not None:
+            name = signal.Signals(self.stopped_by).name
+            text = f"by {name} with {self.rows_left:,} rows left; the same command goes on"
+            lines.append(("stopped", text))
+        elif self.output is not None:
             lines.append(("output", str(self.output)))
         return lines
 
     def last_line(self) -> str:
         """One line that a script can read: ``key=value`` pairs."""
         seconds = self.load_s + self.plan_s + self.run_s
+        left = "" if self.stopped_by is None else f" left={self.rows_left}"
         return (
             f"summary rows={self.rows} ok={self.ok} failed={self.errors} "
-            f"truncated={self.truncated} seconds={seconds:.2f}"
+            f"truncated={self.truncated}{left} seconds={seconds:.2f}"
         )

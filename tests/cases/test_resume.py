@@ -207,8 +207,10 @@ def test_a_signal_commits_what_is_done_and_the_same_command_goes_on(
     at_work.send_signal(number)
     out, _ = at_work.communicate(timeout=30)
     assert at_work.returncode == 128 + number
-    done = json.loads(out.splitlines()[-1])["rows"]
+    summary = json.loads(out.splitlines()[-1])
+    done = summary["rows"]
     assert 8 <= done < 60
+    assert summary["rows_left"] == 60 - done
     assert not Path("o.arrow").exists()
     ran = cli(*_options(markov, "o.arrow")[:-4], "--json", "-o", "o.arrow")
     assert ran.code == 0

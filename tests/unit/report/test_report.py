@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +105,15 @@ def test_the_machine_is_measured_plausibly() -> None:
     assert found.num_threads >= 1
     assert 2**24 < found.free_memory_bytes == pytest.approx(free_memory_bytes(), rel=0.5)
     assert peak_rss_bytes() > 2**24
+
+
+def test_a_stopped_run_says_what_is_left_and_names_no_output(tmp_path: Path) -> None:
+    summary = Summary(rows=3, ok=3, rows_left=4, stopped_by=15, output=tmp_path / "o.arrow")
+    lines = dict(summary.table())
+    assert lines["stopped"] == "by SIGTERM with 4 rows left; the same command goes on"
+    assert "output" not in lines
+    assert " left=4 " in summary.last_line()
+    assert summary.to_json()["rows_left"] == 4
+    summary.stopped_by, summary.rows_left = None, 0
+    assert "stopped" not in dict(summary.table())
+    assert "left=" not in summary.last_line()
