@@ -161,7 +161,7 @@ class JobSource(ABC):
 
     def _keep_names(self, columns: KeepColumns) -> dict[str, str]:
         """Input column → name in the result, without the id column where that is ``id``."""
-        known = self._known_columns()
+        known = dict.fromkeys(self._known_columns())
         everything = columns == "all"
         names: dict[str, str] = {}
         for column in known if everything else dict.fromkeys(columns):

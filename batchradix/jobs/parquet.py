@@ -45,7 +45,8 @@ class ParquetSource(TableSource):
     def _record_batches(self, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
         for file, footer in zip(self._files, self._footers, strict=True):
             with _open(file, footer) as parquet:
-                names = [c for c in columns if c in set(parquet.schema_arrow.names)]
+                there = set(parquet.schema_arrow.names)
+                names = [c for c in columns if c in there]
                 for group in range(footer.num_row_groups):
                     with _damage_in(file, f"row group {group}"):
                         yield from _group_batches(parquet, group, names, batch_rows)
@@ -93,6 +94,14 @@ def _group_batches(
 
 def _chunks(row_group: Any, names: list[str]) -> list[Any]:
     """The column chunks below the top-level columns of these names."""
+    wanted = set(names)
     found = (row_group.column(i) for i in range(row_group.num_columns))
-    starts = tuple(f"{name}." for name in names)
-    return [c for c in found if c.path_in_schema in names or c.path_in_schema.startswith(starts)]
+    return [c for c in found if any(path in wanted for path in _ancestors(c.path_in_schema))]
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """The path and what it can lie below; a dot may also be part of a name."""
+    yield path
+    while "." in path:
+        path = path.rpartition(".")[0]
+        yield path

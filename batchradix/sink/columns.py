@@ -7,6 +7,7 @@ finished file holds them as `result_schema` says. `arrange` goes from the one to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -90,8 +91,8 @@ def _unnested(value_type: pa.DataType | None, fixed: set[str]) -> list[pa.Field]
 
 
 def _refuse_doubles(fields: Sequence[pa.Field]) -> None:
-    names = [f.name for f in fields]
-    doubled = sorted({n for n in names if names.count(n) > 1})
+    counts = Counter(field.name for field in fields)
+    doubled = sorted(name for name, count in counts.items() if count > 1)
     if doubled:
         raise OptionError(f"columns occur twice: {', '.join(doubled)}; rename one of each")
 

@@ -166,6 +166,25 @@ def test_columns_with_dots_are_names_and_not_paths(tmp_path: Path) -> None:
         assert all_rows(source, ["a"])[0].values == {"a": {"b": 1}}
 
 
+def test_a_wide_file_is_not_asked_for_its_schema_once_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "wide.parquet"
+    pq.write_table(pa.table({f"c{i}": [i] for i in range(300)}), path)
+    real, num_asked = pq.ParquetFile.schema_arrow, 0
+
+    def counted(self: pq.ParquetFile) -> pa.Schema:
+        nonlocal num_asked
+        num_asked += 1
+        return real.__get__(self)
+
+    monkeypatch.setattr(pq.ParquetFile, "schema_arrow", property(counted))
+    with open_job(path) as source:
+        assert sum(b.num_columns for b in source.keep_batches("all")) == 300
+        assert len(all_rows(source)[0].values) == 300
+    assert num_asked < 10
+
+
 def test_a_column_nobody_wants_is_never_decoded(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     table = pa.table({"id": ["a", "b"], "text": ["x", "y"], "big": ["q" * 5000, "r" * 5000]})
