@@ -314,7 +314,7 @@ def _read_run(folder: RunFolder) -> dict[str, Any] | None:
     """What run.json says, or None when it is missing or damaged."""
     try:
         state = json.loads(folder.run_file.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as e:
         raise SinkError(f"{folder.run_file} cannot be read: {e.strerror or e}") from e

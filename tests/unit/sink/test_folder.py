@@ -214,6 +214,21 @@ def test_a_torn_run_file_is_mended_when_the_shards_are_this_job_s(
         assert len(read_committed(folder)) == 3
 
 
+@pytest.mark.parametrize(
+    "damage", [b"", b"\0" * 64, b"null", b"[]", b'{"fingerprint": 5}', b"\xff\xfe", b"[" * 100_000]
+)
+def test_a_run_file_of_rubbish_is_mended_when_the_shards_are_this_job_s(
+    open_folder: Callable[..., RunFolder], commit: Callable[..., object], damage: bytes
+) -> None:
+    folder = open_folder()
+    commit(folder, range(3))
+    folder.run_file.write_bytes(damage)
+    folder.close()
+    folder = open_folder()
+    assert json.loads(folder.run_file.read_bytes())["fingerprint"]["model"] == "m"
+    assert len(read_committed(folder)) == 3
+
+
 def test_a_torn_run_file_beside_shards_of_another_job_is_refused(
     open_folder: Callable[..., RunFolder], commit: Callable[..., object]
 ) -> None:
