@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -66,11 +67,19 @@ def _prompt_options(
     )
 
 
+def _path_text(value: str | os.PathLike[str], option: str) -> str:
+    """The text of a name or path. Raises `OptionError` for anything else."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise OptionError(f"{option} must be a name or a path, not {value!r}")
+    return text
+
+
 def run(
     input: Any,
     *,
     output: str | os.PathLike[str] | None = None,
-    model: str = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
     template: str | None = None,
     chat: bool = False,
@@ -102,7 +111,7 @@ def run(
         keep = () if isinstance(input, (str, os.PathLike)) else "all"
     config = RunConfig(
         input=input,
-        model=model,
+        model=_path_text(model, "model"),
         schema=schema,
         id_column=id_column,
         limit=limit,
@@ -110,7 +119,7 @@ def run(
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
-            path=None if output is None else Path(output),
+            path=None if output is None else Path(_path_text(output, "output")),
             keep="all" if keep == "all" else tuple(keep),
             unnest=unnest,
             restart=restart,
@@ -123,7 +132,7 @@ def run(
 def plan(
     input: Any,
     *,
-    model: str = DEFAULT_MODEL,
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
     template: str | None = None,
     chat: bool = False,
@@ -136,7 +145,7 @@ def plan(
     """What the prompts of ``input`` share, without loading weights; arguments as in `run`."""
     config = RunConfig(
         input=input,
-        model=model,
+        model=_path_text(model, "model"),
         schema=schema,
         id_column=id_column,
         limit=limit,
@@ -150,15 +159,24 @@ class LLM:
 
     Weights load with the first `generate`. ``engine`` says how it runs; see
     `batchradix.config.EngineOptions`. Usable as a context manager; `close` frees the memory.
-    Raises `ModelError` when the model cannot be had or run.
+    Calls from several threads run one after the other. A call that was interrupted leaves
+    nothing behind: the next one loads the weights again. Raises `ModelError` when the model
+    cannot be had or run.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, *, engine: EngineOptions | None = None) -> None:
-        self.checkpoint = open_checkpoint(model)
-        self._options = engine or EngineOptions()
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
+        *,
+        engine: EngineOptions | None = None,
+    ) -> None:
+        name = _path_text(model, "model")
+        self._options = RunConfig(input=None, engine=engine or EngineOptions()).engine
+        self.checkpoint = open_checkpoint(name)
         self._engines = pipeline.RadixEngines(self.checkpoint)
         self._engine: Engine | None = None
         self._is_closed = False
+        self._busy = threading.RLock()  # a signal handler may close while it answers
 
     def generate(
         self,
@@ -173,8 +191,11 @@ class LLM:
         content (through the model's chat template). ``schema`` as in `run`; ``value`` is the
         parsed answer then. Prompts are ordered by shared prefix, duplicates run once.
         """
-        if self._is_closed:
-            raise EngineError("this LLM is closed; make a new one")
+        given: object = prompts
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
+            raise OptionError(
+                f"prompts must be texts or conversations, not {type(prompts).__name__}"
+            )
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         if not listed:
             return []
@@ -189,10 +210,17 @@ class LLM:
             sampling=sampling or SamplingOptions(),
             engine=self._options,
         )
-        parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
-        self._engines.check(parts.schema)
-        planned = pipeline.plan_rows(parts, folder=None, progress=Silent())
-        return self._answer(parts, planned)
+        with self._busy:
+            if self._is_closed:
+                raise EngineError("this LLM is closed; make a new one")
+            parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
+            self._engines.check(parts.schema)
+            planned = pipeline.plan_rows(parts, folder=None, progress=Silent())
+            try:
+                return self._answer(parts, planned)
+            except BaseException:
+                self._drop_engine()  # it may be stopped halfway through a step
+                raise
 
     def _answer(self, parts: pipeline.Parts, planned: pipeline.Planned) -> list[Result]:
         answers = pipeline.Answers(parts, planned)
@@ -231,10 +259,14 @@ class LLM:
 
     def close(self) -> None:
         """Frees weights and cache; idempotent."""
-        self._is_closed = True
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        with self._busy:
+            self._is_closed = True
+            self._drop_engine()
+
+    def _drop_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -110,6 +110,9 @@ class PromptOptions:
     system: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("template", "instruction", "column", "system"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, str), f"{name} must be text, not {value!r}")
         _require(
             self.template is None or self.instruction is None,
             "template and instruction exclude each other; give one of them",
@@ -143,6 +146,14 @@ class EngineOptions:
         _require(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
+        )
+        _require(
+            isinstance(self.device, str),
+            f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}",
+        )
+        _require(
+            isinstance(self.prefix_cache, bool),
+            f"prefix_cache must be True or False, not {self.prefix_cache!r}",
         )
         _require(
             self.attention in ("auto", "torch"),
@@ -194,6 +205,19 @@ class RunConfig:
     output: OutputOptions = field(default_factory=OutputOptions)
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("prompt", PromptOptions),
+            ("sampling", SamplingOptions),
+            ("engine", EngineOptions),
+            ("output", OutputOptions),
+        ):
+            value = getattr(self, name)
+            _require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
+        _require(
+            self.limit is None
+            or (isinstance(self.limit, int) and not isinstance(self.limit, bool)),
+            f"limit must be an integer, not {self.limit!r}",
+        )
         _require(
             self.limit is None or self.limit >= 0, f"limit must be 0 or more, not {self.limit}"
         )

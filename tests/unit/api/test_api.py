@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pydantic
 import pytest
 
 import batchradix
+from batchradix.engine.model_runner import ModelRunner
 from batchradix.errors import EngineError, OptionError, SchemaError
 from batchradix.types import Status
 
@@ -102,3 +105,67 @@ def test_a_pydantic_model_is_a_schema(tiny_model_folder: MakeTinyModel) -> None:
         assert Digit.model_validate(answer.value) == Digit(n=7)
     with pytest.raises(EngineError, match="closed"):
         llm.generate(["x"])
+
+
+def test_threads_take_turns_with_one_model(markov: str, llm: batchradix.LLM) -> None:
+    prompts = {first: [f"{first} {i % 10}" for i in range(40)] for first in "abcd"}
+    wanted = {
+        first: [r.text for r in llm.generate(p, sampling=FOUR)] for first, p in prompts.items()
+    }
+    with ThreadPoolExecutor(4) as pool:
+        calls = [(f, pool.submit(llm.generate, p, sampling=FOUR)) for f, p in prompts.items()] * 2
+        for first, call in calls:
+            assert [r.text for r in call.result(timeout=60)] == wanted[first]
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_an_interrupted_call_leaves_nothing_behind(
+    markov: str, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    with batchradix.LLM(markov, engine=FLOAT32) as llm:
+        llm.generate(["warm"], sampling=FOUR)
+        assert llm._engine is not None
+        real, num_steps = ModelRunner.launch, 0
+
+        def interrupted(self: ModelRunner, *args: Any, **kwargs: Any) -> Any:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps == step:
+                raise KeyboardInterrupt
+            return real(self, *args, **kwargs)
+
+        monkeypatch.setattr(ModelRunner, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "ab", "warm b"], sampling=FOUR)
+        monkeypatch.undo()
+        results = llm.generate(["a", "warm", "ab"], sampling=FOUR)
+        assert [r.text for r in results] == ["bcde", "nopq", "cdef"]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"bytes"])
+def test_prompts_of_no_known_kind_are_refused(llm: batchradix.LLM, prompts: Any) -> None:
+    with pytest.raises(OptionError, match="prompts must be texts or conversations"):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("sampling", {"max_tokens": 3}, "sampling must be SamplingOptions"),
+        ("engine", {"dtype": "float32"}, "engine must be EngineOptions"),
+        ("model", None, "model must be a name or a path"),
+        ("output", 5, "output must be a name or a path"),
+        ("template", 5, "template must be text"),
+        ("limit", "1", "limit must be an integer"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(
+    markov: str, option: str, value: Any, sentence: str
+) -> None:
+    arguments: dict[str, Any] = {"model": markov, option: value}
+    with pytest.raises(OptionError, match=sentence):
+        batchradix.run([{"prompt": "a"}], **arguments)
+
+
+def test_a_model_may_be_given_as_a_path(markov: str) -> None:
+    assert batchradix.plan([{"prompt": "a"}], model=Path(markov)).rows == 1
