@@ -61,9 +61,15 @@ def _prompt_options(
     instruction: str | None,
     column: str | None,
     system: str | None,
+    null_text: str | None,
 ) -> PromptOptions:
     return PromptOptions(
-        template=template, chat=chat, instruction=instruction, column=column, system=system
+        template=template,
+        chat=chat,
+        instruction=instruction,
+        column=column,
+        system=system,
+        null_text=null_text,
     )
 
 
@@ -86,6 +92,7 @@ def run(
     instruction: str | None = None,
     column: str | None = None,
     system: str | None = None,
+    null_text: str | None = None,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -101,9 +108,10 @@ def run(
     (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
     path, text or dict, or a pydantic model class. Prompts come from a ``prompt`` or
     ``messages`` column, from ``template`` with ``{{ column }}`` places, or from
-    ``instruction`` and ``column``. With ``output`` results are committed while it runs and the
-    same call continues after a crash; without, the table comes back in memory. ``keep`` names
-    input columns to carry over: by default all of a table in memory, none of a file.
+    ``instruction`` and ``column``; ``null_text`` stands in for a field that is null or missing in
+    a row, which is an error row otherwise. With ``output`` results are committed while it runs
+    and the same call continues after a crash; without, the table comes back in memory. ``keep``
+    names input columns to carry over: by default all of a table in memory, none of a file.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -115,7 +123,7 @@ def run(
         schema=schema,
         id_column=id_column,
         limit=limit,
-        prompt=_prompt_options(template, chat, instruction, column, system),
+        prompt=_prompt_options(template, chat, instruction, column, system, null_text),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
@@ -139,6 +147,7 @@ def plan(
     instruction: str | None = None,
     column: str | None = None,
     system: str | None = None,
+    null_text: str | None = None,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -149,7 +158,7 @@ def plan(
         schema=schema,
         id_column=id_column,
         limit=limit,
-        prompt=_prompt_options(template, chat, instruction, column, system),
+        prompt=_prompt_options(template, chat, instruction, column, system, null_text),
     )
     return pipeline.plan(config)
 

@@ -100,7 +100,8 @@ class PromptOptions:
     Neither ``template`` nor ``instruction``: the input's ``messages`` column (chat) or
     ``prompt`` column (raw). ``template`` is text (or the text of a file) with ``{{ column }}``
     places, raw unless ``chat``. ``instruction`` with ``column`` is chat: instruction (and
-    schema) first, the row's text last.
+    schema) first, the row's text last. ``null_text`` stands in for a place that is null or
+    missing in a row; without it such a row is an error row.
     """
 
     template: str | None = None
@@ -108,9 +109,10 @@ class PromptOptions:
     instruction: str | None = None
     column: str | None = None
     system: str | None = None
+    null_text: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("template", "instruction", "column", "system"):
+        for name in ("template", "instruction", "column", "system", "null_text"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, str), f"{name} must be text, not {value!r}")
         _require(

@@ -43,6 +43,12 @@ Column = Annotated[
 System = Annotated[
     str | None, typer.Option("--system", help="A system message, as text or a file of it.")
 ]
+Null = Annotated[
+    str | None,
+    typer.Option(
+        "--null", help="What stands in for a null or missing field; else it is an error row."
+    ),
+]
 IdColumn = Annotated[
     str | None, typer.Option("--id-column", help="The column of ids; `id` when there is one.")
 ]
@@ -109,6 +115,7 @@ def prompt_options(
     instruction: str | None,
     column: str | None,
     system: str | None,
+    null: str | None,
 ) -> PromptOptions:
     """`PromptOptions` with files read."""
     return PromptOptions(
@@ -117,6 +124,7 @@ def prompt_options(
         instruction=text_or_file(instruction, "--instruction"),
         column=column,
         system=text_or_file(system, "--system"),
+        null_text=null,
     )
 
 

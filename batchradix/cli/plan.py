@@ -20,6 +20,7 @@ def plan(
     instruction: shared.Instruction = None,
     column: shared.Column = None,
     system: shared.System = None,
+    null: shared.Null = None,
     id_column: shared.IdColumn = None,
     limit: shared.Limit = None,
     json_summary: Annotated[
@@ -36,7 +37,7 @@ def plan(
         schema=schema,
         id_column=id_column,
         limit=limit,
-        prompt=shared.prompt_options(template, chat, instruction, column, system),
+        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
     )
     summary = pipeline.plan(config, progress=choose_progress(quiet=json_summary))
     if json_summary:

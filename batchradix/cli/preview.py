@@ -22,6 +22,7 @@ def preview(
     instruction: shared.Instruction = None,
     column: shared.Column = None,
     system: shared.System = None,
+    null: shared.Null = None,
     id_column: shared.IdColumn = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
 ) -> None:
@@ -34,7 +35,7 @@ def preview(
         model=shared.named_model(model),
         schema=schema,
         id_column=id_column,
-        prompt=shared.prompt_options(template, chat, instruction, column, system),
+        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
     )
     view = pipeline.preview(config, row, progress=choose_progress(quiet=False))
     typer.echo(view.marked())

@@ -34,6 +34,7 @@ def run(
     instruction: shared.Instruction = None,
     column: shared.Column = None,
     system: shared.System = None,
+    null: shared.Null = None,
     id_column: shared.IdColumn = None,
     keep: Annotated[
         str | None,
@@ -109,7 +110,7 @@ def run(
         schema=schema,
         id_column=id_column,
         limit=limit,
-        prompt=shared.prompt_options(template, chat, instruction, column, system),
+        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,

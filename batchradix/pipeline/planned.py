@@ -10,6 +10,7 @@ import numpy as np
 from batchradix.config import (
     DEFAULT_BATCH_SIZE,
     EngineSettings,
+    RunConfig,
     resolve_engine,
 )
 from batchradix.errors import RowErrorCode
@@ -93,6 +94,13 @@ def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Plann
         rng_key=rng_key,
         summary=summary,
     )
+
+
+def check_device(config: RunConfig) -> None:
+    """Raises `OptionError` when the device asked for is not there."""
+    from batchradix.engine.device import find_device
+
+    find_device(config.engine.device)
 
 
 def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:

@@ -211,12 +211,13 @@ class PromptBuilder:
         """The template of this job; instruction and column make one as well."""
         options, schema = self._options, self._schema_text
         if options.template is not None:
-            return parse_template(clean_text(options.template), columns, schema)
+            template = parse_template(clean_text(options.template), columns, schema)
+            return replace(template, null_text=options.null_text)
         if options.instruction is None or options.column is None:
             return None
         place = parse_place(options.column, columns) or Place(options.column)
         front = Piece(shared_text(clean_text(options.instruction), schema), True)
-        return Template((front, place), ())
+        return Template((front, place), (), options.null_text)
 
     def _open_chat(self, checkpoint: Checkpoint) -> ChatTemplate | None:
         """The chat template, where this job may need it. A malformed one is refused at once,

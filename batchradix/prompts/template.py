@@ -40,7 +40,7 @@ class Place:
             raise RowProblem(
                 RowErrorCode.MISSING_FIELD,
                 f"the prompt needs field {self.name!r}, which this row has not; "
-                f"add it or leave the row out",
+                f"add it, leave the row out, or say with --null what stands in for it",
             )
         value, path = values[self.column], self.column
         for step in self.inner:
@@ -77,7 +77,8 @@ def _null(name: str, path: str) -> RowProblem:
     where = f" ({path!r} is null)" if path != name else ""
     return RowProblem(
         RowErrorCode.NULL_FIELD,
-        f"field {name!r} is null in this row{where}; fill it in or leave the row out",
+        f"field {name!r} is null in this row{where}; fill it in, leave the row out, or say with "
+        f"--null what stands in for it",
     )
 
 
@@ -104,11 +105,13 @@ class Template:
     """A parsed template: text, places, and the schema's text, in order.
 
     ``parts``: str is the template's own text; a `Piece` is constant data (the schema).
-    ``stray``: what stands in double braces and is no place, as written.
+    ``stray``: what stands in double braces and is no place, as written. ``null_text`` stands
+    in for what is null or missing in a row, where it is given.
     """
 
     parts: tuple[str | Place | Piece, ...]
     stray: tuple[str, ...]
+    null_text: str | None = None
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -128,12 +131,21 @@ class Template:
         out = []
         for part in self.parts:
             if isinstance(part, Place):
-                out.append(Piece(part.text(values), True))
+                out.append(Piece(self._text(part, values), True))
             elif isinstance(part, Piece):
                 out.append(part)
             else:
                 out.append(Piece(part, False))
         return out
+
+    def _text(self, place: Place, values: Mapping[str, Any]) -> str:
+        try:
+            return place.text(values)
+        except RowProblem as problem:
+            absent = problem.code in (RowErrorCode.MISSING_FIELD, RowErrorCode.NULL_FIELD)
+            if self.null_text is None or not absent:
+                raise
+            return self.null_text
 
 
 def parse_template(text: str, columns: Collection[str], schema_text: str | None) -> Template:

@@ -154,6 +154,14 @@ def test_a_type_that_appears_late_in_a_long_file_is_kept(
     assert "extra" not in json.dumps(rows[37]["meta"])
     assert "38" in json.dumps(rows[38]["meta"])
 
+    ran = cli("run", "jobs.jsonl", "--template", "n={{note}} m={{meta}}", "--schema", "tag.json",
+              "--model", const("a"), "--null", "-", "-o", "filled.jsonl")  # fmt: skip
+    assert ran.code == 0
+    filled = files.read_rows("filled.jsonl")
+    assert {row["status"] for row in filled} == {"ok"}
+    assert filled[0]["prompt_tokens"] == 1 + len('n=- m={"src": "x"}')
+    assert [row["prompt_tokens"] for row in filled[35:38]] == lengths
+
 
 def _dictionaries(path: str) -> None:
     """Parquet with a dictionary of its own in each row group, nulls, and large strings."""

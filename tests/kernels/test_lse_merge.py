@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from batchradix_kernels.lse_merge import lse_merge, lse_merge_reference
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import attend_piece

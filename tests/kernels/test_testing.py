@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from batchradix_kernels.testing import Tolerance, assert_matches, poison, poison_except
 
 TOLERANCE = Tolerance(absolute=1e-3, relative=1e-3, cosine=1e-6)

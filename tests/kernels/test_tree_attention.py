@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from batchradix_kernels.testing import TOLERANCES, assert_matches, poison_except
 from batchradix_kernels.tree_attention import (
     attend_padded,

@@ -27,6 +27,7 @@ from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.lse_merge import lse_merge, merge_outputs
 from batchradix_kernels.tree_attention import attend_padded, attend_piece
+from batchradix_kernels.tree_attention.matmul import attend_piece_matmul
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,12 @@ class TorchAttention:
     ) -> None:
         queries = slice(piece.query_start, piece.query_end)
         keys, values = pool[:, :, piece.slot_start : piece.slot_start + piece.num_slots].unbind(0)
-        out, lse = attend_piece(
-            q[:, queries], keys, values, scale=self.shape.scale, causal=piece.causal
-        )
+        arguments = {"scale": self.shape.scale, "causal": piece.causal}
+        out, lse = attend_piece(q[:, queries], keys, values, **arguments)
+        if (lse == 0).any():
+            # The fused kernel takes a query whose every score is NaN for one that sees no key
+            # and gives it zeros, which would hide a broken row; seldom is a sum really zero.
+            out, lse = attend_piece_matmul(q[:, queries], keys, values, **arguments)
         partial[piece.level, :, queries] = out
         partial_lse[piece.level, :, queries] = lse
 

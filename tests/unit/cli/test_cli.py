@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
-    "--id-column",
+    "--id-column", "--null",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {

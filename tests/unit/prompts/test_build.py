@@ -134,6 +134,21 @@ def test_a_batch_has_one_table_row_for_each_row_in_order(tiny, build):
     assert builder.encode([]).tokens.offsets.tolist() == [0]
 
 
+def test_what_is_null_or_missing_becomes_the_text_that_stands_in_for_it(tiny, build):
+    rows = [
+        Row(index=0, values={"q": "a", "s": {"k": None}}),
+        Row(index=1, values={"q": None, "s": {}}),
+        Row(index=2, values={}),
+        Row(index=3, values={"q": "", "s": {"k": b"x"}}),
+    ]
+    batch = build(tiny, template="{{q}}|{{s.k}}", null_text="<bos>?").encode(rows)
+    texts = ["a|<bos>?", "<bos>?|<bos>?", "<bos>?|<bos>?", None]
+    for row, text in enumerate(texts):
+        wanted = [] if text is None else [257, *text.encode()]
+        assert batch.tokens[row].tolist() == wanted
+    assert batch.errors.keys() == {3}  # bytes are bad, not absent
+
+
 def test_a_prompt_without_a_token_is_an_error_row(byte_bpe, build, error_of):
     code, message = error_of(build(byte_bpe), prompt="")
     assert (code, message) == (
