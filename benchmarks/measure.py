@@ -1,0 +1,131 @@
+"""Runs a task in a process of its own, checks answers, and says what the machine is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peers import Measurement, Task
+
+MAX_TIE_GAP = 1e-3  # a lead in logits below which either token may come first
+_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
+
+
+def run_task(task: Task) -> Measurement:
+    """Runs the task in a fresh process, so that peaks of memory are its own.
+
+    Raises `SystemExit` with what the process said when it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        given, got = Path(folder) / "task.json", Path(folder) / "result.json"
+        given.write_text(json.dumps(asdict(task)), encoding="utf-8")
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(task.threads),
+            "OMP_WAIT_POLICY": "PASSIVE",  # for all alike: spinning threads starve each other
+            "TOKENIZERS_PARALLELISM": "true",
+            "HF_HUB_OFFLINE": "1",
+        }
+        script = Path(__file__).with_name("peers.py")
+        done = subprocess.run(
+            [sys.executable, str(script), str(given), str(got)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"{task.system} failed:\n{done.stdout[-4000:]}")
+        return Measurement(**json.loads(got.read_text(encoding="utf-8")))
+
+
+def disagreements(ours: Measurement, oracle: Measurement) -> tuple[list[str], int]:
+    """What is wrong with our answers, a sentence a row, and the number of ties among them.
+
+    Answers must be equal token for token. Where they part, the oracle's lead there must be at
+    most `MAX_TIE_GAP` (a tie); what follows a tie is not compared.
+    """
+    wrong, num_ties = [], 0
+    if ours.prompt_tokens != oracle.prompt_tokens:
+        wrong.append(f"prompts have {ours.prompt_tokens} tokens, not {oracle.prompt_tokens}")
+    triples = zip(ours.answers, oracle.answers, oracle.gaps, strict=True)
+    for row, (mine, theirs, gaps) in enumerate(triples):
+        if mine == theirs:
+            continue
+        pairs = enumerate(zip(mine, theirs, strict=False))
+        place = next((n for n, (a, b) in pairs if a != b), min(len(mine), len(theirs)))
+        if place < len(gaps) and gaps[place] <= MAX_TIE_GAP:
+            num_ties += 1
+        else:
+            lead = f"{gaps[place]:.4f}" if place < len(gaps) else "the end"
+            wrong.append(f"row {row} parts at token {place}, where the oracle leads by {lead}")
+    return wrong, num_ties
+
+
+def rates(results: Sequence[Measurement]) -> dict[str, Any]:
+    """Medians over repeats, with all times, as they are printed and written."""
+    last, run_s = results[-1], statistics.median(result.run_s for result in results)
+    return {
+        "rows": last.rows,
+        "prompt_tokens": last.prompt_tokens,
+        "output_tokens": last.output_tokens,
+        "computed_tokens": last.computed_tokens,
+        "recomputed_tokens": last.recomputed_tokens,
+        "distinct_tokens": last.distinct_tokens,
+        "steps": last.steps,
+        "peak_kv_tokens": last.peak_kv_tokens,
+        "run_s": [round(result.run_s, 3) for result in results],
+        "load_s": [round(result.load_s, 3) for result in results],
+        "median_run_s": round(run_s, 3),
+        "rows_per_s": round(last.rows / run_s, 4),
+        "prompt_tokens_per_s": round(last.prompt_tokens / run_s, 1),
+        "output_tokens_per_s": round(last.output_tokens / run_s, 2),
+        "computed_share": round(last.computed_tokens / last.prompt_tokens, 4),
+        "peak_rss_mib": round(max(result.peak_rss_bytes for result in results) / 2**20),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Cores, instruction sets, memory and versions; nothing that names the machine."""
+    try:
+        cpuinfo = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        cpuinfo = set()
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 1
+    packages = ("torch", "transformers", "numpy", "xgrammar", "tokenizers")
+    return {
+        "cores": cores,
+        "architecture": platform.machine(),
+        "cpu_flags": [flag for flag in _FLAGS if flag in cpuinfo],
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip() or None
+
+
+def load_average() -> float:
+    """Processes that want to run, averaged over a minute."""
+    return round(os.getloadavg()[0], 2)
