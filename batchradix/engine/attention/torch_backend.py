@@ -166,12 +166,12 @@ class TorchAttention:
     ) -> None:
         queries = slice(piece.query_start, piece.query_end)
         keys, values = pool[:, :, piece.slot_start : piece.slot_start + piece.num_slots].unbind(0)
-        arguments = {"scale": self.shape.scale, "causal": piece.causal}
-        out, lse = attend_piece(q[:, queries], keys, values, **arguments)
+        scale, causal = self.shape.scale, piece.causal
+        out, lse = attend_piece(q[:, queries], keys, values, scale=scale, causal=causal)
         if (lse == 0).any():
             # The fused kernel takes a query whose every score is NaN for one that sees no key
             # and gives it zeros, which would hide a broken row; seldom is a sum really zero.
-            out, lse = attend_piece_matmul(q[:, queries], keys, values, **arguments)
+            out, lse = attend_piece_matmul(q[:, queries], keys, values, scale=scale, causal=causal)
         partial[piece.level, :, queries] = out
         partial_lse[piece.level, :, queries] = lse
 

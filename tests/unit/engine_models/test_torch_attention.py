@@ -110,3 +110,25 @@ def test_a_random_tree_equals_the_reference(
             q.to(dtype), *pool[layer], tree.context, tree.causal, scale=shape.scale
         )
         assert_matches(out.view_as(wanted), wanted, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("broken", ["q", "k", "first k"])
+def test_a_query_that_went_bad_is_never_given_zeros(lab, dtype, broken):
+    shape = AttentionShape(
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=64,
+        scale=0.125,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    backend = TorchAttention(shape)
+    pool = backend.allocate(16)
+    step = lab.make_step(range(5), range(5), range(5), causal=[[0, 5, 0, 5]])
+    q = torch.randn(5, 2, 64)
+    k, v = torch.randn(2, 5, 1, 64)
+    {"q": q, "k": k, "first k": k[:1]}[broken].fill_(torch.nan)
+    out = backend.run(0, q, k, v, pool, backend.plan(step))
+    assert out.isnan().all()
