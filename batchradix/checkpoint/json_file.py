@@ -25,6 +25,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path} is not valid JSON: {error.msg} in line {error.lineno}; fetch the model again"
         ) from error
+    except ValueError:  # Python refuses to read integers of thousands of digits
+        raise ModelError(
+            f"{path} holds an integer that is too long; fetch the model again"
+        ) from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object; fetch the model again")
     return value

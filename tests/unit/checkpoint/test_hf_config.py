@@ -193,3 +193,11 @@ def test_configurations_that_transformers_writes_are_read_the_same(tmp_path: Pat
         assert ours.tie_embeddings == theirs.tie_word_embeddings
         assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
         assert ours.num_kv_heads == theirs.num_key_value_heads
+
+
+def test_an_integer_too_long_for_python_is_refused_by_name(tmp_path: Path) -> None:
+    from batchradix.checkpoint.json_file import read_json
+
+    (tmp_path / "config.json").write_text('{"vocab_size": ' + "1" * 5000 + "}")
+    with pytest.raises(ModelError, match=r"config\.json holds an integer that is too long"):
+        read_json(tmp_path / "config.json")
