@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -109,12 +108,24 @@ class Spool:
         self._file = tempfile.NamedTemporaryFile(prefix="batchradix-input-")  # noqa: SIM115
         try:
             with readable(name):
-                shutil.copyfileobj(pipe, self._file, _BUFFER_BYTES)
-                self._file.flush()
+                self._copy(pipe, name)
             self.file = InputFile.at(Path(self._file.name), name)
         except BaseException:
             self.close()
             raise
 
+    def _copy(self, pipe: BinaryIO, name: str) -> None:
+        while data := pipe.read(_BUFFER_BYTES):
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError as error:
+                raise InputError(
+                    f"{name} is copied to the folder {tempfile.gettempdir()} first, and that "
+                    f"failed: {error.strerror or error}; free some space or set TMPDIR to another "
+                    f"folder"
+                ) from None
+
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk may refuse what is still buffered
+            self._file.close()

@@ -116,11 +116,9 @@ def test_a_named_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_temporary_folder_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(InputError, match=r"standard input .* No space left"):
+    full = open("/dev/full", "wb")  # noqa: SIM115
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: full)
+    with pytest.raises(InputError, match=r"standard input is copied .* No space left .* TMPDIR"):
         Spool(io.BytesIO(b"x"), "standard input")
 
 
