@@ -85,14 +85,16 @@ def _fields(index: int, item: Any) -> dict[str, Any] | RowError:
     elif not all(isinstance(name, str) for name in item):
         problem = "has a field whose name is not a string"
     else:
-        return {name: _python_number(value) for name, value in item.items()}
+        return {name: _python_scalar(value) for name, value in item.items()}
     return RowError(RowErrorCode.BAD_LINE, f"row {index} {problem}")
 
 
-def _python_number(value: Any) -> Any:
-    """A number of another library (numpy's, say) as Python's own; anything else as it is."""
-    if value is None or isinstance(value, (str, int, float, dict, list)):
-        return float(value) if isinstance(value, float) else value
+def _python_scalar(value: Any) -> Any:
+    """Numbers and text of another library (numpy's, say) as Python's own; all else as it is."""
+    if value is None or isinstance(value, (int, dict, list)):
+        return value
+    if isinstance(value, (str, float)):
+        return str(value) if isinstance(value, str) else float(value)
     if isinstance(value, numbers.Integral):
         return int(value)
     is_real = isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational)

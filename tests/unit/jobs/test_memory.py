@@ -117,3 +117,9 @@ def test_other_objects_are_refused(data: Any) -> None:
 def test_openai_requests_are_refused_in_memory_too() -> None:
     with pytest.raises(InputError, match="OpenAI batch file"):
         open_job([{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {}}])
+
+
+def test_text_of_numpy_is_kept_as_text() -> None:
+    with open_job([{"prompt": np.str_("a")}, {"prompt": "b"}]) as source:
+        [batch] = source.keep_batches("all")
+    assert batch.to_pydict() == {"prompt": ["a", "b"]}
