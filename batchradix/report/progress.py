@@ -68,16 +68,18 @@ class PlainProgress:
     """Whole lines without control codes, ever further apart, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        self._stream: TextIO | None = stream or sys.stderr
         self._started_s = self._last_s = time.monotonic()
         self._pause_s = _FIRST_LINE_AFTER_S
         self._num_lines = self._num_rows = self._num_before = 0
 
     def _print(self, text: str) -> None:
+        if self._stream is None:
+            return
         try:
             print(text, file=self._stream, flush=True)
-        except (BrokenPipeError, ValueError):
-            self._stream = open_null()
+        except (OSError, ValueError):  # nobody reads it any more, or its disk is full
+            self._stream = None
 
     def message(self, text: str) -> None:
         self._print(text)
@@ -102,13 +104,6 @@ class PlainProgress:
 
     def stop(self) -> None:
         return
-
-
-def open_null() -> TextIO:
-    """A text stream that swallows everything, once a reader has gone away."""
-    import os
-
-    return open(os.devnull, "w", encoding="utf-8")
 
 
 class LiveProgress:

@@ -117,3 +117,13 @@ def test_a_stopped_run_says_what_is_left_and_names_no_output(tmp_path: Path) -> 
     summary.stopped_by, summary.rows_left = None, 0
     assert "stopped" not in dict(summary.table())
     assert "left=" not in summary.last_line()
+
+
+def test_progress_goes_on_when_its_stream_is_full_or_gone() -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    progress = PlainProgress(Full())
+    progress.message("nobody can read this")
+    progress.warn("nor this")
