@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -58,6 +59,9 @@ def _open_missing_streams() -> None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names need not be UTF-8
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_closed_streams() -> None:
@@ -65,12 +69,12 @@ def _silence_closed_streams() -> None:
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _say(text: str) -> None:
-    with suppress(BrokenPipeError, ValueError):
+    with suppress(OSError, ValueError):
         typer.echo(text, err=True)
 
 
@@ -87,6 +91,10 @@ def main() -> None:
         code = error.exit_code
     except BrokenPipeError:
         code = 0
+    except OSError as error:
+        where = "standard output" if error.filename is None else error.filename
+        _say(f"error: {where} cannot be used: {error.strerror or error}")
+        code = 3
     except KeyboardInterrupt:
         _say("stopped")
         code = 130

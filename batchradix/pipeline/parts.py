@@ -121,8 +121,10 @@ def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
     facts["input"] = parts.source.name
     if checkpoint.is_demonstration:
         facts["note"] = "answers of a small demonstration model"
-    return {
+    texts = {
         f"batchradix.{name}": fact if isinstance(fact, str) else json.dumps(fact)
         for name, fact in facts.items()
         if fact is not None
     }
+    # The name of a file may hold bytes that are no UTF-8, which Python shows as surrogates.
+    return {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}

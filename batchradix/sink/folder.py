@@ -106,7 +106,18 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     in is missing or not writable.
     """
     shown = os.fspath(path)
-    output = Path(os.path.realpath(shown))
+    try:
+        output = Path(os.path.realpath(shown))
+    except FileNotFoundError:
+        raise OptionError(
+            f"the output {shown} cannot be written: the current folder is gone; change to another"
+        ) from None
+    try:
+        os.fspath(output).encode()
+    except UnicodeEncodeError:  # Arrow opens no such file
+        raise OptionError(
+            f"the output {shown!a} has a path that is not UTF-8; choose another name or folder"
+        ) from None
     if output.is_dir():
         raise OptionError(f"the output {shown} is a folder; give the name of a file in it")
     output_format(shown)

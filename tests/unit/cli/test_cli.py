@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -241,3 +242,42 @@ def test_an_option_is_a_file_where_there_is_one_and_text_elsewhere(tmp_path: Pat
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
         text_or_file(str(path), "--template")
+
+
+@pytest.mark.parametrize("words", [["models"], ["models", "--json"]])
+def test_a_full_standard_output_is_told_in_one_sentence(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "batchradix", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "error: standard output cannot be used: No space left on device\n"
+
+
+def test_an_input_may_have_a_name_that_is_no_utf_8_and_an_output_may_not(
+    batchradix: Run, markov: str, tmp_path: Path
+) -> None:
+    jobs = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    jobs.write_text('{"prompt": "a"}\n')
+    words = ("-m", markov, "--max-tokens", 2, "--dtype", "float32", "--threads", 1)
+    code, _, _ = batchradix("run", jobs, "-o", tmp_path / "o.arrow", *words)
+    assert code == 0
+    with pa.OSFile(str(tmp_path / "o.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert table["text"].to_pylist() == ["bc"]
+    assert table.schema.metadata[b"batchradix.input"].endswith(b"caf\\udce9.jsonl")
+    code, _, said = batchradix("run", jobs, "-o", tmp_path / os.fsdecode(b"\xe9.arrow"), *words)
+    assert code == 2
+    assert "not UTF-8; choose another name" in said
+
+
+def test_an_output_in_a_folder_that_is_gone_exits_with_2(
+    batchradix: Run, jobs: Path, markov: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, said = batchradix("run", jobs, "-m", markov, "-o", "o.arrow")
+    assert code == 2
+    assert said.startswith(
+        "error: the output o.arrow cannot be written: the current folder is gone"
+    )
