@@ -155,18 +155,31 @@ def _default_output(input: str) -> Path:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[], int | None]]:
-    """SIGINT and SIGTERM end the run after the step; a second one ends it at once."""
+    """SIGINT and SIGTERM end the run after the step; a second one ends it at once.
+
+    The first one ends it at once too while rows are still being read and weights loaded: until
+    what it yields has been asked, no answer could be lost. Ends with code 130 or 143.
+    """
     received: list[int] = []
+    is_asked = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        if received:
-            raise KeyboardInterrupt
         received.append(number)
+        if not is_asked or len(received) > 1:
+            raise KeyboardInterrupt
+
+    def stop_requested() -> int | None:
+        nonlocal is_asked
+        is_asked = True
+        return received[0] if received else None
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: received[0] if received else None
+        yield stop_requested
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(128 + (received[0] if received else signal.SIGINT)) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

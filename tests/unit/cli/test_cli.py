@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -281,3 +282,30 @@ def test_an_output_in_a_folder_that_is_gone_exits_with_2(
     assert said.startswith(
         "error: the output o.arrow cannot be written: the current folder is gone"
     )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_first_step_stops_at_once(
+    batchradix: Run, jobs: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def reads_for_long(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), number)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr("batchradix.pipeline.run", reads_for_long)
+    assert batchradix("run", jobs, "-m", "any", "-o", "o.arrow") == (code, "", "stopped\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_after_the_first_step_is_asked_for_and_a_second_stops_at_once(
+    batchradix: Run, jobs: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def steps(*args: Any, stop_requested: Callable[[], int | None], **kwargs: Any) -> None:
+        assert stop_requested() is None
+        os.kill(os.getpid(), number)
+        assert stop_requested() == number
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr("batchradix.pipeline.run", steps)
+    assert batchradix("run", jobs, "-m", "any", "-o", "o.arrow") == (code, "", "stopped\n")
