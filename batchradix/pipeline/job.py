@@ -100,8 +100,9 @@ def run(
         identity = fingerprint(parts)
         if folder is not None:
             check_fingerprint(folder, identity, restart=config.output.restart)
-        tokens_folder = stack.enter_context(TemporaryDirectory(prefix="batchradix-"))
-        planned = plan_rows(parts, folder=Path(tokens_folder), progress=progress)
+        # The token files stay mapped; their names go at once, so that a kill leaves none behind.
+        with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
+            planned = plan_rows(parts, folder=Path(tokens_folder), progress=progress)
         table = Table(
             planned.rows,
             source=parts.source,

@@ -254,6 +254,21 @@ def test_a_stopped_run_goes_on_with_the_rows_that_are_left(
     assert table["text"].to_pylist() == [f"row {i}" for i in range(6)]
 
 
+def test_a_killed_run_would_leave_no_token_files_behind(
+    markov: str, tmp_path: Path, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left: list[Path] = []
+
+    def look() -> None:
+        left.extend(tmp_path.iterdir())
+
+    job = config(markov, [{"prompt": f"p {i}"} for i in range(3)])
+    outcome = pipeline.run(job, engines=engines_of(echo), stop_requested=look)
+    assert outcome.summary.ok == 3
+    assert left == []
+
+
 def test_a_finished_run_makes_no_engine_and_leaves_the_file_alone(
     markov: str, tmp_path: Path, echo: Echo
 ) -> None:
