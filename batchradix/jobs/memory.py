@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import numbers
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -84,9 +85,22 @@ def _fields(index: int, item: Any) -> dict[str, Any] | RowError:
         problem = f"is of type {type(item).__name__}, not a dict or a string"
     elif not all(isinstance(name, str) for name in item):
         problem = "has a field whose name is not a string"
+    elif (nested := next((name for name in item if not _is_json(item[name])), None)) is not None:
+        problem = f"holds in field {nested!r} what JSON cannot: itself, or keys that are no text"
     else:
         return {name: _python_scalar(value) for name, value in item.items()}
     return RowError(RowErrorCode.BAD_LINE, f"row {index} {problem}")
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value nests as JSON does; what other objects are is not looked at."""
+    if not isinstance(value, (dict, list, tuple)):
+        return True
+    try:
+        json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _python_scalar(value: Any) -> Any:

@@ -119,6 +119,21 @@ def test_openai_requests_are_refused_in_memory_too() -> None:
         open_job([{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {}}])
 
 
+def test_a_value_json_cannot_hold_spoils_its_own_row_only() -> None:
+    circular: list[Any] = []
+    circular.append(circular)
+    data = [{"n": circular}, {"n": {(1, 2): 3}}, {"n": {"a": [1]}}]
+    with open_job(data) as source:
+        rows = [row for batch in source.batches(None) for row in batch]
+        kept = [batch.to_pydict()["n"] for batch in source.keep_batches("all")]
+    assert [row.error and row.error.message for row in rows] == [
+        "row 0 holds in field 'n' what JSON cannot: itself, or keys that are no text",
+        "row 1 holds in field 'n' what JSON cannot: itself, or keys that are no text",
+        None,
+    ]
+    assert kept == [[None, None, '{"a":[1]}']]
+
+
 def test_text_of_numpy_is_kept_as_text() -> None:
     with open_job([{"prompt": np.str_("a")}, {"prompt": "b"}]) as source:
         [batch] = source.keep_batches("all")
