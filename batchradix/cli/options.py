@@ -21,7 +21,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A listed name, a folder, a .gguf file, owner/repo[@revision] or owner/repo:Q4_K_M.",
+        help="A listed name, a folder, a .gguf file, owner/repo\\[@revision] or owner/repo:Q4_K_M.",
     ),
 ]
 Schema = Annotated[

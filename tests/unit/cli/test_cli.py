@@ -207,6 +207,12 @@ def test_help_and_version_need_no_input(batchradix: Run) -> None:
     assert all(name in output for name in OPTIONS)
 
 
+def test_help_shows_what_is_in_brackets(batchradix: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _, said, _ = batchradix("run", "--help")
+    assert "owner/repo[@revision]" in said
+
+
 def test_the_module_runs_as_the_command_does() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "batchradix", "--version"], capture_output=True, check=True
