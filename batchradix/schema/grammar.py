@@ -33,13 +33,14 @@ _TIME = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6}|)"
     r"(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
-_OWN_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
+_IPV4 = rf"{_BYTE}\.{_BYTE}\.{_BYTE}\.{_BYTE}"
+_OWN_FORMATS = {"ipv4": _IPV4, "date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 _COMPILER_FORMATS = frozenset(
     {
         "duration",
         "email",
         "hostname",
-        "ipv4",
         "ipv6",
         "json-pointer",
         "relative-json-pointer",
@@ -53,6 +54,9 @@ _COMPILER_FORMATS = frozenset(
 # to so many.
 _MAX_STEP = 1024
 _MAX_LISTED = 1024
+# Formats of which the compiler enforces the outline alone: the length of host names and of
+# their parts, and how numbers may be written in the end of an IPv6 address, are left.
+_OUTLINED_FORMATS = frozenset({"email", "hostname", "ipv6"})
 _ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
@@ -125,6 +129,8 @@ class GrammarWriter:
             return {**schema, "pattern": f"^{_OWN_FORMATS[name]}$"}
         if name in _COMPILER_FORMATS:
             self._note(node, "pattern", "minLength", "maxLength")
+            if name in _OUTLINED_FORMATS:
+                self._note(node, "format")
             return {**schema, "format": name}
         if name in CHECKED_FORMATS:
             self._note(node, "format")
@@ -193,6 +199,8 @@ class GrammarWriter:
         if "items" in node:
             items = node["items"]
             schema["items"] = False if items is False else self._schema(items)
+        elif not prefix:  # without it the compiler takes a length bound to mean no items at all
+            schema["items"] = {}
         return schema
 
     def _object(self, node: Node) -> dict[str, Any]:
@@ -215,6 +223,8 @@ class GrammarWriter:
         elif properties or patterns:
             wanted = node.get("minProperties", 0)
             schema["additionalProperties"] = not patterns and wanted > len(properties)
+        elif "propertyNames" not in schema:  # as for the items of an array
+            schema["additionalProperties"] = True
         return schema
 
     def _property_names(self, node: Node, schema: dict[str, Any]) -> None:

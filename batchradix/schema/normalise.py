@@ -17,6 +17,7 @@ from batchradix.schema.answers import pointer_step
 from batchradix.schema.document import SchemaDocument
 from batchradix.schema.keywords import (
     KEYWORDS_OF_TYPE,
+    LIMITING,
     NUMBER_KEYWORDS,
     STRING_KEYWORDS,
     VALIDATED_ONLY,
@@ -39,20 +40,6 @@ _PLAIN_KEYWORDS = (
     "minProperties",
     "maxProperties",
     "required",
-)
-# What may exclude a value of an enum that stands beside it.
-_LIMITING = (
-    "type",
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "then",
-    "else",
-    "minContains",
-    "maxContains",
-    *VALIDATED_ONLY,
-    *(key for keys in KEYWORDS_OF_TYPE.values() for key in keys),
 )
 _MAX_NODES = 200_000
 _MAX_COMPARED = 200
@@ -107,8 +94,7 @@ class Normalised:
             raise Contradiction(pointer, "it is false")
         if schema is True:
             return [{}]
-        if "$ref" in schema and self._document.ref_hides_siblings:
-            schema = {"$ref": schema["$ref"]}
+        schema = self._document.meaningful(schema)
         self._note_validated(schema, pointer)
         if "enum" in schema or "const" in schema:
             return [self._values(schema, pointer)]
@@ -154,7 +140,7 @@ class Normalised:
         if "const" in schema and "enum" in schema:
             allowed = {json_key(value) for value in schema["enum"]}
             values = [value for value in values if json_key(value) in allowed]
-        beside = {key: schema[key] for key in _LIMITING if key in schema}
+        beside = {key: schema[key] for key in LIMITING if key in schema}
         if beside:
             validator = self._document.validator_for(beside, pointer)
             values = [value for value in values if validator.is_valid(value)]
