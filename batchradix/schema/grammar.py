@@ -112,7 +112,8 @@ class GrammarWriter:
     def _note(self, node: Node, *keywords: str) -> None:
         for keyword in keywords:
             if keyword in node:
-                self._normalised.note(node["@"], keyword)
+                for place in self._normalised.places(node, keyword):
+                    self._normalised.note(place, keyword)
 
     def _values(self, node: Node) -> dict[str, Any]:
         values = node["enum"]
@@ -212,6 +213,7 @@ class GrammarWriter:
             schema["properties"] = {name: self._schema(part) for name, part in properties.items()}
         patterns = self._pattern_properties(node)
         if patterns:
+            self._note(node, "properties")  # the compiler lets a pattern speak for them as well
             schema["patternProperties"] = patterns
         if "propertyNames" in node:
             self._property_names(node, schema)

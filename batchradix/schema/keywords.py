@@ -59,6 +59,8 @@ VALIDATED_ONLY = (
     "unevaluatedItems",
     "$dynamicRef",
     "$recursiveRef",
+    "contentEncoding",
+    "contentMediaType",
 )
 # What may exclude a value of an enum that stands beside it.
 LIMITING = (
@@ -124,16 +126,15 @@ CHECKED_FORMATS = frozenset(
 
 
 def is_known(keyword: str, draft: str) -> bool:
-    """Whether the draft (its URI) gives a keyword a meaning that is kept here.
-
-    ``contentEncoding`` and its kin are not among them: nothing here looks inside a string.
-    """
+    """Whether the draft (its URI) gives a keyword a meaning that is kept here."""
     if keyword in _ALWAYS or keyword in _FOREIGN or keyword.startswith("x-"):
         return True
     found = re.search(r"draft[-/]0?(\d+)", draft)
     number = int(found[1]) if found else 2020
     if keyword == "additionalItems":
         return number < 2020
+    if keyword in ("contentEncoding", "contentMediaType"):  # mere annotations since
+        return number in (6, 7)
     if keyword in ("$recursiveRef", "$recursiveAnchor"):
         return number == 2019
     return any(keyword in names for since, names in _SINCE.items() if since <= number)

@@ -29,6 +29,7 @@ from batchradix.schema.merge import (
     alternatives_of,
     implied_types,
     json_key,
+    places_of,
     same_nodes,
 )
 
@@ -72,6 +73,12 @@ class Normalised:
 
     def note(self, pointer: str, keyword: str) -> None:
         self._notes[pointer, keyword] = None
+
+    def places(self, node: Node, keyword: str) -> list[str]:
+        """Where in the user's schema a keyword of a node is written."""
+        schema_at = self._document.resolver.schema_at
+        places = [place for place in places_of(node) if keyword in (schema_at(place) or ())]
+        return places or [node["@"]]
 
     def resolved(self, node: Node) -> Node:
         """The node itself, or the definition it refers to."""
