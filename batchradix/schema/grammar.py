@@ -218,7 +218,10 @@ class GrammarWriter:
         if "propertyNames" in node:
             self._property_names(node, schema)
         extra = node.get("additionalProperties")
-        if extra is False:
+        if len(patterns) < len(node.get("patternProperties", ())):
+            self._note(node, "additionalProperties")  # an unsaid pattern may allow any name
+            schema["additionalProperties"] = True
+        elif extra is False:
             schema["additionalProperties"] = False
         elif extra is not None:
             schema["additionalProperties"] = self._schema(extra) or True
