@@ -117,7 +117,7 @@ class GrammarWriter:
 
     def _values(self, node: Node) -> dict[str, Any]:
         values = node["enum"]
-        if any(_has_big_integer(value) for value in values):  # the compiler would round them
+        if not all(map(_is_spelt_exactly, values)):
             self._note(node, "enum")
             return {}
         return {"const": values[0]} if len(values) == 1 else {"enum": values}
@@ -265,11 +265,14 @@ def is_beyond_int64(node: Node) -> bool:
     )
 
 
-def _has_big_integer(value: Any) -> bool:
+def _is_spelt_exactly(value: Any) -> bool:
+    """Whether the compiler writes a value as it is: it keeps 64 bits, or 15 digits of a float."""
     if isinstance(value, list | dict):
         parts = value.values() if isinstance(value, dict) else value
-        return any(_has_big_integer(part) for part in parts)
-    return isinstance(value, int | float) and not INT64_MIN <= value <= INT64_MAX
+        return all(_is_spelt_exactly(part) for part in parts)
+    if isinstance(value, float):
+        return float(f"{value:.15g}") == value
+    return not isinstance(value, int) or INT64_MIN <= value <= INT64_MAX
 
 
 def _references(schema: Any) -> set[str]:

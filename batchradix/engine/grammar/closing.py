@@ -91,7 +91,7 @@ class Closer:
             opened = read_open(text)
             if opened:
                 return _Ending(self._outline, text, opened).ways(0, self._outline.root)
-        except ValueError:  # no JSON, or a character that is none
+        except (ValueError, RecursionError):  # no JSON, no character, or nested too deeply
             return []
         if opened is None:
             return []

@@ -185,11 +185,15 @@ def first_cut(text_before: str, closed_text: str) -> str:
     A number at the very end of ``text_before`` counts as cut, since digits might have followed;
     so does an array to which only its bracket was added. "" (the whole answer) when nothing but
     closing brackets of objects was missing. Half a character at the end of ``text_before`` must
-    have been left out. Raises `NotJson` when ``closed_text`` is no compact JSON.
+    have been left out. Raises `NotJson` when ``closed_text`` is no compact JSON or
+    nests too deeply.
     """
     cut = len(text_before.encode())
     spans: list[_Span] = []
-    _walk(closed_text.encode(), 0, "", spans)
+    try:
+        _walk(closed_text.encode(), 0, "", spans)
+    except RecursionError:
+        raise NotJson("it nests too deeply") from None
     unfinished = (
         span
         for span in spans

@@ -35,8 +35,22 @@ _TYPES = {"string": str, "boolean": bool, "null": type(None), "object": dict, "a
 
 
 def encoded(value: Any) -> bytes:
-    """Compact JSON as the grammar spells it: non-ASCII text as itself, keys in their order."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Compact JSON as xgrammar spells the values and names of a schema.
+
+    Non-ASCII text stands as itself, but for the delete character; whole floats as integers.
+    """
+    text = json.dumps(_whole(value), ensure_ascii=False, separators=(",", ":"))
+    return text.replace("\x7f", "\\u007f").encode()
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _whole(part) for key, part in value.items()}
+    if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
+        return int(value) if str(value) != "-0.0" else value
+    return value
 
 
 class Outline:

@@ -34,7 +34,9 @@ class PatternWalk:
         self._steps: list[list[tuple[tuple[Range, ...], int]]] = []
         self._start = self._state()
         self._end = self._build(_unanchored(parse_pattern(pattern)), self._start)
-        self._left = self._distances()
+        self._left: dict[int, int] = {}
+        self._order: dict[int, int] = {}
+        self._measure()
 
     def shortest_rest(self, beginning: str, next_codes: Range | None = None) -> str | None:
         """The shortest text after ``beginning`` that completes a match; None without one.
@@ -73,10 +75,8 @@ class PatternWalk:
     def _onward(self, state: int) -> Iterable[tuple[int | None, int]]:
         for ranges, target in self._steps[state]:
             yield _chosen(ranges), target
-        # Among states that cost nothing the way must come nearer to the end: those numbered
-        # later come first, and a walk over them never returns (see `_distances`).
         for target in self._free[state]:
-            if self._order[target] < self._order[state]:
+            if self._order.get(target, _MAX_STATES) < self._order[state]:
                 yield None, target
 
     def _first_step(self, states: set[int], codes: Range) -> int | None:
@@ -154,11 +154,10 @@ class PatternWalk:
             self._free[begin].append(end)
         return end
 
-    def _distances(self) -> dict[int, int]:
-        """Characters from each state to the end; states that do not lead there are left out.
-
-        ``_order`` ranks the states as they were settled, so that among equals a way by rank
-        leads to the end without a loop.
+    def _measure(self) -> None:
+        """Characters from each state to the end (``_left``); states that do not lead there are
+        left out. ``_order`` ranks the states as they were settled, so that among equals a way
+        by rank leads to the end without a loop.
         """
         back: dict[int, list[tuple[int, int]]] = {}
         for state, targets in enumerate(self._free):
@@ -167,23 +166,18 @@ class PatternWalk:
         for state, steps in enumerate(self._steps):
             for _, target in steps:
                 back.setdefault(target, []).append((state, 1))
-        left: dict[int, int] = {}
-        self._order: dict[int, int] = {}
         queue = [(0, 0, self._end)]
         pushed = 0
         while queue:
             distance, _, state = heapq.heappop(queue)
-            if state in left:
+            if state in self._left:
                 continue
-            left[state] = distance
+            self._left[state] = distance
             self._order[state] = len(self._order)
             for before, cost in back.get(state, ()):
-                if before not in left:
+                if before not in self._left:
                     pushed += 1
                     heapq.heappush(queue, (distance + cost, pushed, before))
-        for state in range(len(self._free)):
-            self._order.setdefault(state, _MAX_STATES * 2)
-        return left
 
 
 def _unanchored(node: Expression) -> Expression:

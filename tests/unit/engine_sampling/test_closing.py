@@ -306,3 +306,20 @@ def test_closing_is_quick(byte_compiler):
     for _ in range(20):
         closer.close(state, text)
     assert (time.perf_counter() - started) / 20 < 0.02
+
+
+def test_an_answer_nested_too_deeply_is_given_up_or_closed(byte_compiler):
+    spec = spec_of(True)
+    for depth in (50, 5000):
+        text = b"[" * depth
+        rest = Closer(spec, BYTES).close(after(byte_compiler.compile(spec), text), text)
+        assert rest in (None, b"]" * depth)
+        assert rest is not None or depth > 50
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, 1e15, 1e16, 0.1, 5e-324, "\x7f", "a/b\u2028\n\x01"])
+def test_a_constant_is_closed_as_the_grammar_spells_it(byte_compiler, value):
+    spec = spec_of({"const": {"k": value}})
+    for text in (b"", b'{"k":'):
+        whole = text + closed(byte_compiler, spec, text)
+        assert json.loads(whole) == {"k": value}

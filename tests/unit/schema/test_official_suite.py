@@ -157,3 +157,10 @@ def test_every_place_of_a_keyword_that_was_merged_is_listed():
     loaded = load_schema({"allOf": [{"multipleOf": 0.5}, {"type": "number", "multipleOf": 0.2}]})
     places = {pointer for pointer, keyword in loaded.validated_keywords if keyword == "multipleOf"}
     assert {"#/allOf/0", "#/allOf/1"} <= places
+
+
+def test_a_float_of_more_digits_than_the_compiler_keeps_is_checked_and_not_rounded():
+    loaded = load_schema({"enum": [1 / 3, "x"]})
+    assert loaded.validated_keywords == (("#", "enum"),)
+    assert "0.33" not in loaded.grammar.source
+    assert loaded.parse(repr(1 / 3)) == 1 / 3
