@@ -50,9 +50,17 @@ def suite_folder(cache: Path) -> Path:
 def _fetched(scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--no-binary", PACKAGE.partition("==")[0], PACKAGE]
-    done = subprocess.run(
-        command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    except subprocess.TimeoutExpired:
+        raise SuiteMissing(f"{PACKAGE} cannot be fetched: pip took more than 4 minutes") from None
     found = list(scratch.glob("*.tar.gz"))
     if done.returncode or not found:
         lines = done.stderr.strip().splitlines() or ["pip left no file"]
