@@ -96,7 +96,7 @@ def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
         )
     if schema is not None and schema.ignored_keywords:
         places = ", ".join(f"{word} at {place}" for place, word in schema.ignored_keywords)
-        yield f"JSON Schema does not define, so nothing checks: {places}"
+        yield f"JSON Schema gives these no meaning, so nothing checks them: {places}"
 
 
 def fingerprint(parts: Parts) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import jsonschema_rs
 
 from batchradix.errors import SchemaError
-from batchradix.schema.keywords import subschemas
+from batchradix.schema.keywords import LIMITING, NEEDS, is_known, subschemas
 from batchradix.schema.resolve import Resolver
 
 _DRAFTS = {
@@ -48,13 +48,22 @@ _BOUNDS = (
 
 @dataclass(frozen=True, slots=True)
 class SchemaDocument:
-    """A checked schema with its validator. ``ref_hides_siblings``: drafts up to 7."""
+    """A checked schema with its validator.
+
+    ``without_meaning``: ``(pointer, keyword)`` of what the draft gives no meaning where it
+    stands, so that the validator passes over it.
+    """
 
     root: dict[str, Any]
     resolver: Resolver
     validator: Any
-    ref_hides_siblings: bool
     draft: str
+    without_meaning: tuple[tuple[str, str], ...]
+
+    def meaningful(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """A schema of the document without the keywords that have no meaning there."""
+        idle = _without_meaning(schema, self.draft)
+        return {key: part for key, part in schema.items() if key not in idle} if idle else schema
 
     def validator_for(self, part: dict[str, Any], pointer: str) -> Any:
         """A validator for some keywords of the schema at ``pointer``, or for all of it.
@@ -92,8 +101,29 @@ def open_document(root: dict[str, Any] | bool) -> SchemaDocument:
         validator = _validator({"$schema": draft, **schema})
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         raise _malformed(error) from None
-    hides = draft.startswith("http://")
-    return SchemaDocument(schema, resolver, validator, hides, draft)
+    idle = tuple(
+        (pointer, keyword)
+        for pointer, part in _every_schema(schema, "#")
+        if isinstance(part, dict)
+        for keyword in _without_meaning(part, draft)
+    )
+    return SchemaDocument(schema, resolver, validator, draft, idle)
+
+
+def _ref_hides(draft: str) -> bool:
+    """Up to draft 7 what stands beside a ``$ref`` counts for nothing."""
+    return draft.startswith("http://")
+
+
+def _without_meaning(schema: dict[str, Any], draft: str) -> list[str]:
+    hidden = "$ref" in schema and _ref_hides(draft)
+    return [
+        key
+        for key in schema
+        if not is_known(key, draft)
+        or (key in NEEDS and NEEDS[key] not in schema)
+        or (hidden and key != "$ref" and (key in LIMITING or key in ("enum", "const")))
+    ]
 
 
 def _validator(schema: dict[str, Any], **more: Any) -> Any:

@@ -33,13 +33,14 @@ _TIME = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6}|)"
     r"(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
-_OWN_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
+_IPV4 = rf"{_BYTE}\.{_BYTE}\.{_BYTE}\.{_BYTE}"
+_OWN_FORMATS = {"ipv4": _IPV4, "date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 _COMPILER_FORMATS = frozenset(
     {
         "duration",
         "email",
         "hostname",
-        "ipv4",
         "ipv6",
         "json-pointer",
         "relative-json-pointer",
@@ -53,6 +54,9 @@ _COMPILER_FORMATS = frozenset(
 # to so many.
 _MAX_STEP = 1024
 _MAX_LISTED = 1024
+# Formats of which the compiler enforces the outline alone: the length of host names and of
+# their parts, and how numbers may be written in the end of an IPv6 address, are left.
+_OUTLINED_FORMATS = frozenset({"email", "hostname", "ipv6"})
 _ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
@@ -108,11 +112,12 @@ class GrammarWriter:
     def _note(self, node: Node, *keywords: str) -> None:
         for keyword in keywords:
             if keyword in node:
-                self._normalised.note(node["@"], keyword)
+                for place in self._normalised.places(node, keyword):
+                    self._normalised.note(place, keyword)
 
     def _values(self, node: Node) -> dict[str, Any]:
         values = node["enum"]
-        if any(_has_big_integer(value) for value in values):  # the compiler would round them
+        if not all(map(_is_spelt_exactly, values)):
             self._note(node, "enum")
             return {}
         return {"const": values[0]} if len(values) == 1 else {"enum": values}
@@ -125,6 +130,8 @@ class GrammarWriter:
             return {**schema, "pattern": f"^{_OWN_FORMATS[name]}$"}
         if name in _COMPILER_FORMATS:
             self._note(node, "pattern", "minLength", "maxLength")
+            if name in _OUTLINED_FORMATS:
+                self._note(node, "format")
             return {**schema, "format": name}
         if name in CHECKED_FORMATS:
             self._note(node, "format")
@@ -193,6 +200,8 @@ class GrammarWriter:
         if "items" in node:
             items = node["items"]
             schema["items"] = False if items is False else self._schema(items)
+        elif not prefix:  # without it the compiler takes a length bound to mean no items at all
+            schema["items"] = {}
         return schema
 
     def _object(self, node: Node) -> dict[str, Any]:
@@ -204,17 +213,23 @@ class GrammarWriter:
             schema["properties"] = {name: self._schema(part) for name, part in properties.items()}
         patterns = self._pattern_properties(node)
         if patterns:
+            self._note(node, "properties")  # the compiler lets a pattern speak for them as well
             schema["patternProperties"] = patterns
         if "propertyNames" in node:
             self._property_names(node, schema)
         extra = node.get("additionalProperties")
-        if extra is False:
+        if len(patterns) < len(node.get("patternProperties", ())):
+            self._note(node, "additionalProperties")  # an unsaid pattern may allow any name
+            schema["additionalProperties"] = True
+        elif extra is False:
             schema["additionalProperties"] = False
         elif extra is not None:
             schema["additionalProperties"] = self._schema(extra) or True
         elif properties or patterns:
             wanted = node.get("minProperties", 0)
             schema["additionalProperties"] = not patterns and wanted > len(properties)
+        elif "propertyNames" not in schema:  # as for the items of an array
+            schema["additionalProperties"] = True
         return schema
 
     def _property_names(self, node: Node, schema: dict[str, Any]) -> None:
@@ -250,11 +265,14 @@ def is_beyond_int64(node: Node) -> bool:
     )
 
 
-def _has_big_integer(value: Any) -> bool:
+def _is_spelt_exactly(value: Any) -> bool:
+    """Whether the compiler writes a value as it is: it keeps 64 bits, or 15 digits of a float."""
     if isinstance(value, list | dict):
         parts = value.values() if isinstance(value, dict) else value
-        return any(_has_big_integer(part) for part in parts)
-    return isinstance(value, int | float) and not INT64_MIN <= value <= INT64_MAX
+        return all(_is_spelt_exactly(part) for part in parts)
+    if isinstance(value, float):
+        return float(f"{value:.15g}") == value
+    return not isinstance(value, int) or INT64_MIN <= value <= INT64_MAX
 
 
 def _references(schema: Any) -> set[str]:

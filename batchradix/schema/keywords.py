@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,11 @@ KEYWORDS_OF_TYPE = {
 VALIDATED_ONLY = (
     "not",
     "if",
+    "then",
+    "else",
     "contains",
+    "minContains",
+    "maxContains",
     "uniqueItems",
     "dependentRequired",
     "dependentSchemas",
@@ -54,7 +59,46 @@ VALIDATED_ONLY = (
     "unevaluatedItems",
     "$dynamicRef",
     "$recursiveRef",
+    "contentEncoding",
+    "contentMediaType",
 )
+# What may exclude a value of an enum that stands beside it.
+LIMITING = (
+    *("type", "$ref", "allOf", "anyOf", "oneOf"),
+    *VALIDATED_ONLY,
+    *(key for keys in KEYWORDS_OF_TYPE.values() for key in keys),
+)
+# Keywords that mean something only beside another one.
+NEEDS = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
+# The draft that brought a keyword in, where it was not the first (4).
+_SINCE = {
+    6: ("const", "contains", "propertyNames"),
+    7: ("if", "then", "else"),
+    2019: (
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "minContains",
+        "maxContains",
+    ),
+    2020: ("$dynamicRef", "prefixItems"),
+}
+_ALWAYS = (
+    *("$schema", "$ref", "$id", "id", "$anchor", "$dynamicAnchor", "$defs", "definitions"),
+    *("type", "enum", "allOf", "anyOf", "oneOf", "not", "dependencies"),
+    *("minLength", "maxLength", "pattern", "format", "required", "properties", "items"),
+    *("minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
+    *("additionalProperties", "patternProperties", "multipleOf"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    # What describes a value and forbids none.
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+    *("$comment", "$vocabulary"),
+)
+# Not of JSON Schema, yet known to forbid nothing either.
+_FOREIGN = ("discriminator", "example")
+
+
 # Formats that jsonschema-rs checks; others are annotations.
 CHECKED_FORMATS = frozenset(
     {
@@ -79,6 +123,21 @@ CHECKED_FORMATS = frozenset(
         "uuid",
     }
 )
+
+
+def is_known(keyword: str, draft: str) -> bool:
+    """Whether the draft (its URI) gives a keyword a meaning that is kept here."""
+    if keyword in _ALWAYS or keyword in _FOREIGN or keyword.startswith("x-"):
+        return True
+    found = re.search(r"draft[-/]0?(\d+)", draft)
+    number = int(found[1]) if found else 2020
+    if keyword == "additionalItems":
+        return number < 2020
+    if keyword in ("contentEncoding", "contentMediaType"):  # mere annotations since
+        return number in (6, 7)
+    if keyword in ("$recursiveRef", "$recursiveAnchor"):
+        return number == 2019
+    return any(keyword in names for since, names in _SINCE.items() if since <= number)
 
 
 def subschemas(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, str, Any]]:

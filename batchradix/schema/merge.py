@@ -1,9 +1,10 @@
 """Several schemas that must hold together, written as one.
 
 A *node* is a plain dictionary of the keywords a grammar can express, with ``type`` always a
-list, and with the key ``@`` for its place in the user's schema. It holds neither ``allOf`` nor
-``oneOf``; a choice is either the sole ``anyOf`` of a node or a list of nodes. What cannot be
-expressed exactly is noted, and left to the validation of every value.
+list, and with the key ``@`` for its place in the user's schema (``@also`` for the places of
+what was merged into it). It holds neither ``allOf`` nor ``oneOf``; a choice is either the sole
+``anyOf`` of a node or a list of nodes. What cannot be expressed exactly is noted, and left to
+the validation of every value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from batchradix.errors import SchemaError
 from batchradix.schema.keywords import KEYWORDS_OF_TYPE, OBJECT_KEYWORDS
 
 Node: TypeAlias = dict[str, Any]
+PLACES = ("@", "@also")
 Note: TypeAlias = Callable[[str, str], None]
 
 _HIGHEST = ("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum")
@@ -38,6 +40,11 @@ def alternatives_of(node: Node) -> list[Node]:
     return list(node["anyOf"]) if "anyOf" in node else [node]
 
 
+def places_of(node: Node) -> list[str]:
+    """The pointers of all the schemas that a node was made of."""
+    return [node["@"], *node.get("@also", ())]
+
+
 def same_nodes(a: Any, b: Any) -> bool:
     """Equality of nodes wherever they come from."""
     return bool(_bare(a) == _bare(b))
@@ -45,7 +52,13 @@ def same_nodes(a: Any, b: Any) -> bool:
 
 def _bare(part: Any) -> Any:
     if isinstance(part, dict):
-        return {key: _bare(value) for key, value in part.items() if key != "@"}
+        bare: dict[str, Any] = {}
+        for key, value in part.items():
+            if key in ("properties", "patternProperties"):
+                bare[key] = {name: _bare(child) for name, child in value.items()}
+            elif key not in PLACES:
+                bare[key] = _bare(value)
+        return bare
     if isinstance(part, list):
         return [_bare(value) for value in part]
     return (type(part).__name__, part) if isinstance(part, bool) else part
@@ -118,13 +131,14 @@ class Merger:
                 inside = self._expand(one, chain)
                 if inside is None:  # already being written out: the recursion stays a reference
                     for key in other:
-                        if key != "@":
+                        if key not in PLACES:
                             self._note(pointer, key)
                     return [one]
                 return self.product(inside, [other], pointer, "$ref", chain | {one["$ref"]})
             if "enum" in one:
                 return [self._filtered(one, other, pointer)]
-        merged: Node = {"@": a["@"]}
+        places = dict.fromkeys(place for part in (a, b) for place in places_of(part))
+        merged: Node = {"@": a["@"], "@also": [place for place in places if place != a["@"]]}
         types = _common_types(a.get("type"), b.get("type"), pointer)
         if types is not None:
             merged["type"] = types
@@ -143,7 +157,7 @@ class Merger:
             values = [value for value in node["enum"] if json_key(value) in allowed]
         elif '"$ref"' in json.dumps(other):
             for key in other:
-                if key != "@":
+                if key not in PLACES:
                     self._note(pointer, key)
             return node
         else:
@@ -281,7 +295,7 @@ def plain(part: Any) -> Any:
             schema[key] = value[0] if len(value) == 1 else value
         elif key == "enum":
             schema[key] = value
-        elif key != "@":
+        elif key not in PLACES:
             schema[key] = plain(value)
     return schema
 

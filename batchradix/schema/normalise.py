@@ -17,6 +17,7 @@ from batchradix.schema.answers import pointer_step
 from batchradix.schema.document import SchemaDocument
 from batchradix.schema.keywords import (
     KEYWORDS_OF_TYPE,
+    LIMITING,
     NUMBER_KEYWORDS,
     STRING_KEYWORDS,
     VALIDATED_ONLY,
@@ -28,6 +29,7 @@ from batchradix.schema.merge import (
     alternatives_of,
     implied_types,
     json_key,
+    places_of,
     same_nodes,
 )
 
@@ -39,20 +41,6 @@ _PLAIN_KEYWORDS = (
     "minProperties",
     "maxProperties",
     "required",
-)
-# What may exclude a value of an enum that stands beside it.
-_LIMITING = (
-    "type",
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "then",
-    "else",
-    "minContains",
-    "maxContains",
-    *VALIDATED_ONLY,
-    *(key for keys in KEYWORDS_OF_TYPE.values() for key in keys),
 )
 _MAX_NODES = 200_000
 _MAX_COMPARED = 200
@@ -86,6 +74,12 @@ class Normalised:
     def note(self, pointer: str, keyword: str) -> None:
         self._notes[pointer, keyword] = None
 
+    def places(self, node: Node, keyword: str) -> list[str]:
+        """Where in the user's schema a keyword of a node is written."""
+        schema_at = self._document.resolver.schema_at
+        places = [place for place in places_of(node) if keyword in (schema_at(place) or ())]
+        return places or [node["@"]]
+
     def resolved(self, node: Node) -> Node:
         """The node itself, or the definition it refers to."""
         while "$ref" in node:
@@ -107,8 +101,7 @@ class Normalised:
             raise Contradiction(pointer, "it is false")
         if schema is True:
             return [{}]
-        if "$ref" in schema and self._document.ref_hides_siblings:
-            schema = {"$ref": schema["$ref"]}
+        schema = self._document.meaningful(schema)
         self._note_validated(schema, pointer)
         if "enum" in schema or "const" in schema:
             return [self._values(schema, pointer)]
@@ -154,7 +147,7 @@ class Normalised:
         if "const" in schema and "enum" in schema:
             allowed = {json_key(value) for value in schema["enum"]}
             values = [value for value in values if json_key(value) in allowed]
-        beside = {key: schema[key] for key in _LIMITING if key in schema}
+        beside = {key: schema[key] for key in LIMITING if key in schema}
         if beside:
             validator = self._document.validator_for(beside, pointer)
             values = [value for value in values if validator.is_valid(value)]

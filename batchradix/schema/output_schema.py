@@ -25,7 +25,8 @@ class OutputSchema:
     ``json``: the schema as given. ``text``: the same as compact JSON in the given order, for
     prompts and metadata. ``grammar``: what decoding enforces. ``validated_keywords``:
     ``(pointer, keyword)`` of what only the check of every value catches.
-    ``ignored_keywords``: formats that JSON Schema does not define, which nothing checks.
+    ``ignored_keywords``: the same of what nothing checks: formats that JSON Schema does not
+    define, keywords that the schema's draft does not know, or knows only beside another one.
     ``property_names``: the properties of the answer itself, in column order.
     """
 
@@ -42,7 +43,10 @@ class OutputSchema:
         self.text = json_text(document.root)
         self.grammar = GrammarSpec(kind="json_schema", source=source)
         self.validated_keywords: tuple[tuple[str, str], ...] = normalised.notes
-        self.ignored_keywords: tuple[tuple[str, str], ...] = tuple(writer.ignored)
+        self.ignored_keywords: tuple[tuple[str, str], ...] = (
+            *document.without_meaning,
+            *writer.ignored,
+        )
         self.property_names = _property_names(normalised)
         self._normalised = normalised
         self._validator = document.validator

@@ -28,8 +28,9 @@ class Resolver:
                     f"not supported; remove it and refer to the part by its path"
                 )
             self._anchors[schema["$id"][1:]] = pointer  # how draft 7 spells $anchor
-        if isinstance(schema.get("$anchor"), str):
-            self._anchors[schema["$anchor"]] = pointer
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(keyword), str):
+                self._anchors[schema[keyword]] = pointer
         for _, at, part in subschemas(schema, pointer):
             self._collect(part, at)
 

@@ -249,3 +249,20 @@ def test_completeness_is_seen_whatever_the_width_of_the_mask(new_compiler, vocab
     assert (state.can_stop, state.is_complete) == (True, False)
     state.accept(ord("a"))
     assert state.is_complete
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('"a\\"b"', True),
+        ('"\\n\\u00e9x"', True),
+        ('"\\n\\u00e9xx"', False),
+        ('"😀😀😀"', True),
+        ('"\\ud83d\\ude00"', False),
+        ('"\n"', False),
+        ('"\\q"', False),
+    ],
+)
+def test_a_string_with_a_length_bound_counts_an_escape_as_one_character(compile_schema, text, fits):
+    state = GrammarState(compile_schema({"type": "string", "maxLength": 3}))
+    assert (state.accept_text(text) and state.can_stop) is fits
