@@ -117,6 +117,8 @@ def run(
     """
     if keep is None:
         keep = () if isinstance(input, (str, os.PathLike)) else "all"
+    elif isinstance(keep, str) and keep != "all":
+        keep = (keep,)
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),

@@ -89,3 +89,13 @@ def test_padded_pieces_equal_each_piece_alone():
         )
         assert_matches(out[piece, :num_rows], wanted[0, :, 0], TOLERANCES[torch.float32])
         assert_matches(lse[piece, :num_rows], wanted_lse[0, :, 0], TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("broken", ["queries", "keys", "values"])
+def test_a_query_without_a_finite_score_or_value_is_not_hidden(causal, broken):
+    torch.manual_seed(3)
+    q, k, v = torch.randn(2, 5, 3, 64), torch.randn(2, 5, 64), torch.randn(2, 5, 64)
+    {"queries": q[:, 2], "keys": k, "values": v}[broken].fill_(math.nan)
+    out, _ = attend_piece(q, k, v, scale=0.125, causal=causal)
+    assert out[:, 2].isnan().all()

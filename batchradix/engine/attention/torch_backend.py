@@ -27,7 +27,6 @@ from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.lse_merge import lse_merge, merge_outputs
 from batchradix_kernels.tree_attention import attend_padded, attend_piece
-from batchradix_kernels.tree_attention.matmul import attend_piece_matmul
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +167,6 @@ class TorchAttention:
         keys, values = pool[:, :, piece.slot_start : piece.slot_start + piece.num_slots].unbind(0)
         scale, causal = self.shape.scale, piece.causal
         out, lse = attend_piece(q[:, queries], keys, values, scale=scale, causal=causal)
-        if (lse == 0).any():
-            # The fused kernel takes a query whose every score is NaN for one that sees no key
-            # and gives it zeros, which would hide a broken row; seldom is a sum really zero.
-            out, lse = attend_piece_matmul(q[:, queries], keys, values, scale=scale, causal=causal)
         partial[piece.level, :, queries] = out
         partial_lse[piece.level, :, queries] = lse
 

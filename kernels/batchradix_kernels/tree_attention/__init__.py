@@ -31,7 +31,11 @@ def attend_piece(
     Returns the output [K, n, G, E] (dtype of ``q`` or float32) and float32[K, n, G].
     """
     if q.device.type == "cpu" and is_available():
-        return attend_piece_flash_cpu(q, k, v, scale=scale, causal=causal)
+        out, lse = attend_piece_flash_cpu(q, k, v, scale=scale, causal=causal)
+        # The fused kernel takes a query whose every score is NaN for one that sees no key and
+        # gives it zeros, which would hide a broken row; seldom is a sum really zero.
+        if not (lse == 0).any():
+            return out, lse
     return attend_piece_matmul(q, k, v, scale=scale, causal=causal)
 
 
