@@ -55,8 +55,11 @@ class ForcedText:
         """The ids that must come next, () where there is a choice or the answer is complete.
 
         These are the tokens of the forced text, without the last where it is held back, and
-        the only token that is allowed where there is one. ``state`` ends where it was.
+        the only token that is allowed where there is one. ``state`` ends where it was. Under a
+        grammar with texts that never end nothing is forced: it might have no end.
         """
+        if not state.compiled.always_ends:
+            return ()
         ids: list[int] = []
         try:
             while not state.is_terminated:
