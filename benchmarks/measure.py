@@ -85,7 +85,11 @@ def rates(results: Sequence[Measurement]) -> dict[str, Any]:
         "peak_kv_tokens": last.peak_kv_tokens,
         "run_s": [round(result.run_s, 3) for result in results],
         "load_s": [round(result.load_s, 3) for result in results],
+        "cpu_s": [round(result.cpu_s, 3) for result in results],
         "median_run_s": round(run_s, 3),
+        "rows_per_cpu_s": round(
+            last.rows / max(statistics.median(result.cpu_s for result in results), 1e-9), 4
+        ),
         "rows_per_s": round(last.rows / run_s, 4),
         "prompt_tokens_per_s": round(last.prompt_tokens / run_s, 1),
         "output_tokens_per_s": round(last.output_tokens / run_s, 2),

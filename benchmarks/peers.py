@@ -37,10 +37,14 @@ class Task:
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """What a system did. ``run_s`` is from prompts as text to answers as tokens, without the
-    time to load weights, which is ``load_s``. ``answers``: token ids by prompt; ``gaps``: the
-    lead of each over the next likeliest, where the system tells. ``peak_rss_bytes`` is of the
-    whole process, loading included."""
+    """What a system did.
+
+    ``run_s`` is from prompts as text to answers as tokens, without the time to load weights,
+    which is ``load_s``; ``cpu_s`` is the processor time of all threads in ``run_s``, which a
+    busy machine changes less. ``answers``: token ids by prompt; ``gaps``: the lead of each over
+    the next likeliest, where they are asked for. ``peak_rss_bytes`` is of the whole process,
+    loading included.
+    """
 
     system: str
     rows: int = 0
@@ -51,6 +55,7 @@ class Measurement:
     output_tokens: int = 0
     load_s: float = 0.0
     run_s: float = 0.0
+    cpu_s: float = 0.0
     steps: int = 0
     peak_kv_tokens: int = 0
     peak_rss_bytes: int = 0
@@ -75,12 +80,15 @@ def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
     from batchradix.types import Completion
 
     completions: list[Completion] = []
+    load_cpu_s: list[float] = []
 
     class RecordingEngines(pipeline.RadixEngines):
         """The engine as ever, keeping what it yields: the table has texts, not tokens."""
 
         def __call__(self, settings: Any) -> Any:
+            started_cpu_s = time.process_time()
             engine = super().__call__(settings)
+            load_cpu_s.append(time.process_time() - started_cpu_s)
             step = engine.step
 
             def recorded_step() -> list[Completion]:
@@ -103,7 +111,9 @@ def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
             prefix_cache=prefix_cache,
         ),
     )
+    started_cpu_s = time.process_time()
     summary = pipeline.run(config, engines=RecordingEngines).summary
+    cpu_s = time.process_time() - started_cpu_s - load_cpu_s[0]
     if summary.ok != len(task.prompts):
         raise SystemExit(f"{len(task.prompts) - summary.ok} rows failed: {summary.error_codes}")
     answers: dict[int, list[int]] = {c.row: list(c.token_ids) for c in completions}
@@ -118,6 +128,7 @@ def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
         output_tokens=summary.completion_tokens,
         load_s=summary.load_s,
         run_s=summary.plan_s + summary.run_s,
+        cpu_s=cpu_s,
         steps=usage.forward_steps,
         peak_kv_tokens=usage.peak_kv_tokens,
         answers=[answers[row] for row in range(len(task.prompts))],
@@ -149,7 +160,7 @@ def run_transformers(task: Task) -> Measurement:
     result = Measurement(system=task.system, rows=len(task.prompts))
     result.load_s = time.monotonic() - started_s
 
-    started_s = time.monotonic()
+    started_s, started_cpu_s = time.monotonic(), time.process_time()
     eos_ids = list(checkpoint.tokenizer.eos_ids)
     encoded = tokenizer(list(task.prompts)).input_ids
     order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
@@ -175,6 +186,7 @@ def run_transformers(task: Task) -> Measurement:
             for place, row in enumerate(rows):
                 result.gaps[row] = gaps_BT[place][: len(result.answers[row])]
     result.run_s = time.monotonic() - started_s
+    result.cpu_s = time.process_time() - started_cpu_s
     result.prompt_tokens = result.computed_tokens = sum(map(len, encoded))
     return result
 
