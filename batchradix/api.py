@@ -226,7 +226,9 @@ class LLM:
                 raise EngineError("this LLM is closed; make a new one")
             parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
             self._engines.check(parts.schema)
-            planned = pipeline.plan_rows(parts, folder=None, progress=Silent())
+            planned = pipeline.plan_rows(
+                parts, folder=None, progress=Silent(), opening=self._engines.opening
+            )
             try:
                 return self._answer(parts, planned)
             except BaseException:

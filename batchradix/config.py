@@ -132,7 +132,8 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer."""
+    """How the engine runs; never changes a greedy float32 answer, except for ``forced_text``:
+    without it every token is sampled, and text that the schema forces may be cut otherwise."""
 
     dtype: DType = "auto"
     device: str = "auto"
@@ -142,6 +143,7 @@ class EngineOptions:
     kv_tokens: int | None = None
     kv_memory_bytes: int | None = None
     prefix_cache: bool = True
+    forced_text: bool = True
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -248,6 +250,7 @@ class EngineSettings:
     kv_tokens: int
     prefix_cache: bool
     num_threads: int
+    forced_text: bool = True
 
 
 def resolve_engine(
@@ -303,5 +306,6 @@ def resolve_engine(
         prefill_tokens=options.prefill_tokens or DEFAULT_PREFILL_TOKENS,
         kv_tokens=kv_tokens,
         prefix_cache=options.prefix_cache,
+        forced_text=options.forced_text,
         num_threads=options.num_threads or machine.num_threads,
     )

@@ -142,13 +142,17 @@ class RequestTable:
 
     ``settings_id``: int32[num_rows] into ``settings``. ``max_tokens``: int32[num_rows], at
     least 1, already cut to the context. ``rng_key``: uint64[num_rows]; a row's random numbers
-    are a function of its key and the position in the answer alone.
+    are a function of its key and the position in the answer alone. ``num_forced``:
+    int32[num_rows], the trailing tokens of a row's prompt that are its answer's opening (what
+    its grammar leaves no choice about), at most ``max_tokens``, which counts them; None when
+    no row has any.
     """
 
     settings: tuple[RowSettings, ...]
     settings_id: I32
     max_tokens: I32
     rng_key: U64
+    num_forced: I32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +182,8 @@ class Completion:
 
     ``row`` is the `TokenTable` row of the job ``job_id`` that `Engine.submit` returned.
     ``token_ids`` are the generated ids without the end-of-sequence token; ``text`` ends
-    before a stop string. ``completion_tokens`` counts every generated token, the
-    end-of-sequence token included.
+    before a stop string. ``completion_tokens`` counts every token of the answer, forced ones
+    and the end-of-sequence token included.
     """
 
     job_id: int
@@ -195,12 +199,15 @@ class Completion:
 class Usage:
     """Counters of an engine since it started; all in tokens unless named otherwise."""
 
-    computed_tokens: int = 0  # prompt tokens that went through the model for the first time
+    # prompt (and forced opening) tokens that went through the model for the first time
+    computed_tokens: int = 0
     recomputed_tokens: int = 0  # prompt or answer tokens that went through it again
     cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache
     completion_tokens: int = 0
     forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled
-    decode_steps: int = 0  # (row, forward pass) pairs that produced a sampled token
+    # (row, forward pass) pairs in which an answer token led to a sampled one; a token sampled
+    # where the prompt (with a forced opening) ends needs none
+    decode_steps: int = 0
     forward_steps: int = 0
     preemptions: int = 0
     peak_kv_tokens: int = 0

@@ -92,6 +92,12 @@ def i3() -> ModuleType:
     return _load("i3", Path(__file__).parent / "oracle" / "i3.py")
 
 
+@pytest.fixture(scope="session")
+def constrained() -> ModuleType:
+    """The module ``tests/oracle/constrained.py``: answers under a grammar, the plain way."""
+    return _load("constrained", Path(__file__).parent / "oracle" / "constrained.py")
+
+
 def _load(name: str, path: Path) -> ModuleType:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

@@ -77,6 +77,10 @@ def run(
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt alone.")
     ] = False,
+    no_forced_text: Annotated[
+        bool,
+        typer.Option("--no-forced-text", help="Sample what the schema forces too; slower."),
+    ] = False,
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -132,6 +136,7 @@ def run(
             kv_tokens=kv_tokens,
             kv_memory_bytes=shared.parse_size(kv_memory, "--kv-memory"),
             prefix_cache=not no_prefix_cache,
+            forced_text=not no_forced_text,
             num_threads=threads,
         ),
         output=OutputOptions(

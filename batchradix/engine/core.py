@@ -11,7 +11,9 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
-from batchradix.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
+from batchradix.engine.candidates import find_candidates
+from batchradix.engine.grammar.compiled import CompiledGrammar
+from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.state import GrammarState, fill_batch
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.output import RowOutput
@@ -21,6 +23,7 @@ from batchradix.engine.scheduler import RefusedRow, Scheduler
 from batchradix.engine.step import Step
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.types import (
+    I64,
     Completion,
     Detokenizer,
     EngineJob,
@@ -36,8 +39,12 @@ class Runner(Protocol):
 
     def launch(self, step: Step) -> None: ...
 
-    def collect(self) -> torch.Tensor:
-        """float32[R, vocab_size], the logits of the launched step."""
+    def collect(self, rows: I64 | None = None) -> torch.Tensor:
+        """float32[len(rows), vocab_size], logits of the launched step; None for all rows."""
+        ...
+
+    def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
+        """float32[len(rows), len(token_ids)], the logits of these tokens alone."""
         ...
 
     def close(self) -> None: ...
@@ -85,6 +92,7 @@ class RadixEngine:
         self._grammars = grammars or GrammarCompiler(
             tokenizer, config.vocab_size, tokenizer.eos_ids
         )
+        self._forced_text = settings.forced_text
         self._mask_words = -(-config.vocab_size // 32)
         self._sampler = Sampler(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
@@ -154,11 +162,16 @@ class RadixEngine:
         if decision.step is None:
             return completions
         self._runner.launch(decision.step)
-        batch = self._sampling_batch(decision.rows)  # while a device computes
-        logits = self._runner.collect()
-        if decision.rows:
-            sampled = self._sampler.sample(logits, batch)
-            completions += self._take(decision.rows, sampled)
+        # Rows whose opening was the whole answer have nothing to sample.
+        waits = [self._answers[row.seq].output.finish_reason is None for row in decision.rows]
+        for row, waiting in zip(decision.rows, waits, strict=True):
+            if not waiting:
+                completions.append(self._finish(row))
+        if any(waits):
+            rows = [row for row, waiting in zip(decision.rows, waits, strict=True) if waiting]
+            batch = self._sampling_batch(rows)  # while a device computes
+            sampled = self._sample(self._runner, np.flatnonzero(waits).astype(np.int64), batch)
+            completions += self._take(rows, sampled)
         return completions
 
     def check(self) -> None:
@@ -184,16 +197,29 @@ class RadixEngine:
         compiled = job.grammars[settings_id]
         output = RowOutput(
             settings=settings,
-            max_tokens=row.max_tokens,
+            max_tokens=int(job.requests.max_tokens[row.row]),
             eos_ids=self._eos_ids,
             detokenizer=self._detokenizer.start(),
             grammar=None if compiled is None else GrammarState(compiled),
         )
+        self._force(output, row.opening)
         return _Answer(
             settings=settings,
             rng_key=job.requests.rng_key[row.row],
             output=output,
         )
+
+    def _force(self, output: RowOutput, token_ids: Sequence[int]) -> list[int]:
+        """Appends tokens that were not sampled until the answer ends; those appended."""
+        appended: list[int] = []
+        for token_id in token_ids:
+            if output.finish_reason is not None:
+                break
+            output.push(token_id)
+            appended.append(token_id)
+        self._usage.forced_tokens += len(appended)
+        self._usage.completion_tokens += len(appended)
+        return appended
 
     def _sampling_batch(self, rows: Sequence[RunningRow]) -> SamplingBatch:
         answers = [self._answers[row.seq] for row in rows]
@@ -211,33 +237,57 @@ class RadixEngine:
             settings=[answer.settings for answer in answers],
             rng_key=np.array([answer.rng_key for answer in answers], dtype=np.uint64),
             num_generated=np.array([a.output.completion_tokens for a in answers], dtype=np.int64),
-            prompt_ids=[row.prompt for row in rows],
+            prompt_ids=[row.prompt[: len(row.prompt) - row.num_forced] for row in rows],
             generated_ids=[answer.output.token_ids for answer in answers],
             bitmask=bitmask,
             masked_rows=masked,
         )
 
+    def _sample(self, runner: Runner, sources: I64, batch: SamplingBatch) -> SampledTokens:
+        """One token a row; ``sources``: int64[R], the rows' places in the launched step.
+
+        Where a row's mask leaves few tokens, only their part of the output layer is computed.
+        """
+        sampler = self._sampler
+        if batch.bitmask is None:
+            return sampler.sample(runner.collect(sources), batch)
+        found = find_candidates(batch.bitmask.numpy(), batch.masked_rows, sampler.num_choices)
+        few, many = np.flatnonzero(found.is_few), np.flatnonzero(~found.is_few)
+        if not len(few):
+            return sampler.sample(runner.collect(sources), batch)
+        logits = runner.collect_few(sources[few], found.token_ids)
+        sampled = sampler.sample_among(logits, found.token_ids, batch.take(few))
+        if not len(many):
+            return sampled
+        others = sampler.sample(runner.collect(sources[many]), batch.take(many))
+        return sampled.beside(others, few, many)
+
     def _take(self, rows: Sequence[RunningRow], sampled: SampledTokens) -> list[Completion]:
-        """Appends each row's token; the rows that ended with it leave."""
+        """Appends each row's token and what it forces; the rows that ended with it leave."""
         completions = []
         for i, row in enumerate(rows):
             output = self._answers[row.seq].output
             if sampled.non_finite[i]:
-                error = _no_token(bool(sampled.nothing_allowed[i]))
-                completions.append(self._finish(row, FinishReason.ERROR, error))
+                output.fail(_no_token(bool(sampled.nothing_allowed[i])))
+                completions.append(self._finish(row))
                 continue
             token_id = int(sampled.token_ids[i])
-            self._usage.decode_steps += 1
+            if row.answer:  # else it came from the prompt's own last hidden state
+                self._usage.decode_steps += 1
             self._usage.completion_tokens += 1
-            reason = output.push(token_id)
-            if reason is None:
-                self._scheduler.append(row, [token_id])
+            output.push(token_id)
+            forced: Sequence[int] = ()
+            if self._forced_text and output.finish_reason is None and output.grammar is not None:
+                forced = self._force(output, self._grammars.forced.next_ids(output.grammar))
+            if output.finish_reason is None:
+                self._scheduler.append(row, [token_id, *forced])
             else:
-                completions.append(self._finish(row, reason, output.error))
+                completions.append(self._finish(row))
         return completions
 
-    def _finish(self, row: RunningRow, reason: FinishReason, error: RowError | None) -> Completion:
+    def _finish(self, row: RunningRow) -> Completion:
         output = self._answers.pop(row.seq).output
+        assert output.finish_reason is not None
         self._scheduler.finish(row)
         self._row_done(row.job_id)
         return Completion(
@@ -245,9 +295,9 @@ class RadixEngine:
             row=row.row,
             token_ids=tuple(output.token_ids),
             text=output.text,
-            finish_reason=reason,
+            finish_reason=output.finish_reason,
             completion_tokens=output.completion_tokens,
-            error=error,
+            error=output.error,
         )
 
     def _refuse(self, row: RefusedRow) -> Completion:

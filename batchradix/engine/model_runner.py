@@ -6,7 +6,8 @@ all in the `Step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class ModelRunner:
         self._device = _open_device(settings.device)
         self._vocab_size = config.vocab_size
         self._holds: dict[int, torch.Tensor] = {}
-        self._logits: torch.Tensor | None = None
+        self._hidden: torch.Tensor | None = None  # [R, D] of the launched step
         dtype = _DTYPES[settings.dtype]
         self._attention = make_backend(
             settings.attention,
@@ -79,29 +80,39 @@ class ModelRunner:
         Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit.
         """
         assert self._model is not None, "the runner is closed"
-        assert self._logits is None, "the step before was not collected"
-        with torch.inference_mode():
-            try:
-                self._logits = self._run(self._model, step)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                raise OutOfMemoryError(
-                    f"memory ran out in a step of {step.num_tokens} tokens and "
-                    f"{len(step.logit_sources)} rows; lower prefill_tokens, batch_size or kv_tokens"
-                ) from error
+        with _enough_memory(f"a step of {step.num_tokens} tokens"), torch.inference_mode():
+            self._hidden = self._run(self._model, step)
 
-    def collect(self) -> torch.Tensor:
-        """The launched step's logits, float32[R, vocab_size] on the device, R as in the step."""
-        assert self._logits is not None, "no step was launched"
-        logits, self._logits = self._logits, None
-        return logits
+    def collect(self, rows: I64 | None = None) -> torch.Tensor:
+        """Logits of the launched step: float32[len(rows), vocab_size] on the device.
+
+        ``rows``: int64, places among the step's logit sources; None for all of them.
+        """
+        model, hidden = self._launched(rows)
+        with _enough_memory(f"the logits of {len(hidden)} rows"), torch.inference_mode():
+            if len(hidden) == 0:
+                return torch.empty((0, self._vocab_size), device=self._device)
+            return model.logits(hidden)
+
+    def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
+        """The logits of ``token_ids`` (int64[n]) alone: float32[len(rows), n] on the device."""
+        model, hidden = self._launched(rows)
+        with torch.inference_mode():
+            return model.logits_of(hidden, token_ids.tolist())
+
+    def _launched(self, rows: I64 | None) -> tuple[CausalLM, torch.Tensor]:
+        assert self._model is not None, "the runner is closed"
+        assert self._hidden is not None, "no step was launched"
+        hidden = self._hidden
+        if rows is not None and len(rows) < len(hidden):
+            hidden = hidden[self._tensor(rows)]
+        return self._model, hidden
 
     def close(self) -> None:
         """Drops weights, pool and kept states; idempotent."""
         self._model = None
         self._pool = None
-        self._logits = None
+        self._hidden = None
         self._holds.clear()
 
     def poison_free(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -125,16 +136,15 @@ class ModelRunner:
             )
             for query, hold in zip(step.hold_queries.tolist(), step.hold_ids.tolist(), strict=True):
                 self._holds[hold] = hidden[query].clone()
-        if len(step.logit_sources) == 0:
-            logits = torch.empty((0, self._vocab_size), device=self._device)
-        else:
-            logits = model.logits(self._sources(hidden, step.logit_sources))
+        wanted = self._sources(hidden, step.logit_sources)
         for hold in step.free_holds.tolist():
             del self._holds[hold]
-        return logits
+        return wanted
 
     def _sources(self, hidden: torch.Tensor | None, sources: I64) -> torch.Tensor:
-        """The hidden states [R, hidden] that the step wants logits of."""
+        """The hidden states [R, hidden] that the step wants logits of, copied."""
+        if len(sources) == 0:
+            return torch.empty((0, 0), device=self._device)
         is_query = sources >= 0
         if hidden is not None and is_query.all():
             return hidden.index_select(0, self._tensor(sources))
@@ -156,6 +166,19 @@ def _open_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise OptionError(f"the device {name!r} cannot be used here ({reason}); use cpu") from error
     return device
+
+
+@contextmanager
+def _enough_memory(what: str) -> Iterator[None]:
+    """Raises `OutOfMemoryError` where torch says so in its own ways."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"memory ran out in {what}; lower prefill_tokens, batch_size or kv_tokens"
+        ) from error
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

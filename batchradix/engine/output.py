@@ -72,6 +72,11 @@ class RowOutput:
             return self._finish(FinishReason.LENGTH)
         return None
 
+    def fail(self, error: RowError) -> None:
+        """Ends the answer with `FinishReason.ERROR` because no token could be had for it."""
+        self.error = error
+        self._finish(FinishReason.ERROR)
+
     def _finish(self, reason: FinishReason) -> FinishReason:
         if not self._text.is_cut and self._text.append(self._detokenizer.finish()):
             # The last half of a character, now U+FFFD, completed a stop string.

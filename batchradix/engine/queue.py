@@ -53,14 +53,21 @@ class PlannedJob:
         return int(self.job.plan.order[position])
 
     def tokens(self, position: int) -> U32:
-        """uint32[...]: the prompt of the row at ``position``."""
+        """uint32[...]: the prompt of the row at ``position``, its answer's opening included."""
         return self.job.tokens[self.row(position)]
 
     def refusal(self, position: int) -> RowError | None:
         return self.refused.get(int(self.job.requests.settings_id[self.row(position)]))
 
+    def num_forced(self, position: int) -> int:
+        """Trailing tokens of `tokens` that are the answer's opening."""
+        num_forced = self.job.requests.num_forced
+        return 0 if num_forced is None else int(num_forced[self.row(position)])
+
     def max_tokens(self, position: int) -> int:
-        return int(self.job.requests.max_tokens[self.row(position)])
+        """Tokens the answer may have after its opening; at least 1."""
+        whole = int(self.job.requests.max_tokens[self.row(position)])
+        return max(1, whole - self.num_forced(position))
 
     def path(self, position: int) -> list[tuple[int, int]]:
         """The plan nodes (node, token depth at which it ends) from the top to the row's leaf.

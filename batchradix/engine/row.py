@@ -14,10 +14,12 @@ class RunningRow:
     """One admitted (or preempted) row.
 
     ``seq`` orders rows by planned time over all jobs and names the row. ``prompt``:
-    uint32[num_prompt_tokens]. ``answer`` holds generated token ids, of which the first
-    ``num_written`` have their keys and values in ``tail``; the rest goes through the model
-    next. ``num_reached`` is the most that ``num_written`` ever was: what is written below it
-    is written again. ``leaf`` is the node at which the prompt ends, None while preempted.
+    uint32[num_prompt_tokens], of which the last ``num_forced`` are the answer's opening;
+    ``max_tokens`` is what the answer may have beyond it, at least 1. ``answer`` holds the token
+    ids that follow, of which the first ``num_written`` have their keys and values in ``tail``;
+    the rest goes through the model next. ``num_reached`` is the most that ``num_written`` ever
+    was: what is written below it is written again. ``leaf`` is the node at which the prompt
+    ends, None while preempted.
     """
 
     seq: int
@@ -26,12 +28,18 @@ class RunningRow:
     row: int
     prompt: U32
     max_tokens: int
+    num_forced: int = 0
     leaf: RadixNode | None = None
     tail: list[Extent] = field(default_factory=list)
     tail_capacity: int = 0
     answer: list[int] = field(default_factory=list)
     num_written: int = 0
     num_reached: int = 0
+
+    @property
+    def opening(self) -> list[int]:
+        """The forced tokens with which the answer begins."""
+        return [int(i) for i in self.prompt[len(self.prompt) - self.num_forced :]]
 
     @property
     def num_pending(self) -> int:

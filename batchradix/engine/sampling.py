@@ -9,7 +9,8 @@ that run along the row in order, so a row gets the same token alone and in any b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from batchradix.engine.rng import uniforms
 from batchradix.types import I64, U32, U64, RowSettings
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM
+
+_Any = TypeVar("_Any", bound=np.generic)
 
 _NEG_INF = float("-inf")
 _NUCLEUS_GUESS = 256  # top-p looks at this many tokens before it sorts the vocabulary
@@ -46,6 +49,18 @@ class SamplingBatch:
     bitmask: Tensor | None
     masked_rows: NDArray[np.bool_]
 
+    def take(self, rows: I64) -> SamplingBatch:
+        """The batch of the given rows alone."""
+        return SamplingBatch(
+            settings=[self.settings[r] for r in rows],
+            rng_key=self.rng_key[rows],
+            num_generated=self.num_generated[rows],
+            prompt_ids=[self.prompt_ids[r] for r in rows],
+            generated_ids=[self.generated_ids[r] for r in rows],
+            bitmask=None if self.bitmask is None else self.bitmask[torch.from_numpy(rows)],
+            masked_rows=self.masked_rows[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
@@ -58,6 +73,20 @@ class SampledTokens:
     token_ids: I64
     non_finite: NDArray[np.bool_]
     nothing_allowed: NDArray[np.bool_]
+
+    def beside(self, other: SampledTokens, rows: I64, other_rows: I64) -> SampledTokens:
+        """One batch of both: int64 ``rows`` are the places of these, the others' beside them."""
+
+        def merged(mine: NDArray[_Any], theirs: NDArray[_Any]) -> NDArray[_Any]:
+            out = np.empty(len(rows) + len(other_rows), dtype=mine.dtype)
+            out[rows], out[other_rows] = mine, theirs
+            return out
+
+        return SampledTokens(
+            token_ids=merged(self.token_ids, other.token_ids),
+            non_finite=merged(self.non_finite, other.non_finite),
+            nothing_allowed=merged(self.nothing_allowed, other.nothing_allowed),
+        )
 
 
 class Sampler:
@@ -77,7 +106,21 @@ class Sampler:
 
         Greedy rows take the largest logit, the lowest id of equal ones.
         """
-        x = logits.detach()[:, : self.num_choices]
+        return self._sample(logits.detach()[:, : self.num_choices], batch, None)
+
+    @torch.inference_mode()
+    def sample_among(self, logits: Tensor, token_ids: I64, batch: SamplingBatch) -> SampledTokens:
+        """One token a row, where only some have logits: float32[R, n], used as scratch.
+
+        ``token_ids``: int64[n], ascending, the tokens of the columns. Every row is masked and
+        its mask allows none but these. Otherwise the same as `sample`.
+        """
+        sampled = self._sample(logits.detach(), batch, token_ids)
+        chosen = np.where(sampled.non_finite, 0, token_ids[sampled.token_ids])
+        return replace(sampled, token_ids=chosen)
+
+    def _sample(self, x: Tensor, batch: SamplingBatch, columns: I64 | None) -> SampledTokens:
+        """Samples columns of ``x``: float32[R, n], which are tokens, or stand for ``columns``."""
         num_rows = x.shape[0]
         settings = batch.settings
         penalised = [r for r in range(num_rows) if _has_penalty(settings[r])]
@@ -86,10 +129,17 @@ class Sampler:
         if len(masked) or penalised:
             # A mask or a penalty could hide a NaN or an infinity, so look before.
             broken = ~(x.amax(dim=1) < torch.inf).cpu().numpy()
-            if batch.bitmask is not None:
+            if batch.bitmask is not None and columns is not None:
+                allowed = _bits(batch.bitmask.numpy(), columns)
+                x.masked_fill_(torch.from_numpy(~allowed).to(x.device), _NEG_INF)
+            elif batch.bitmask is not None:
                 apply_bitmask(x, batch.bitmask, masked)
             for r in penalised:
-                _penalise(x[r], settings[r], batch.prompt_ids[r], batch.generated_ids[r])
+                seen = np.asarray(batch.prompt_ids[r], dtype=np.int64)
+                generated = np.asarray(batch.generated_ids[r], dtype=np.int64)
+                if columns is not None:
+                    seen, generated = _places(seen, columns), _places(generated, columns)
+                _penalise(x[r], settings[r], seen, generated)
             token_ids, peak = _first_argmax(x)
         else:
             token_ids, peak = _first_argmax(x)
@@ -145,12 +195,23 @@ def _has_penalty(s: RowSettings) -> bool:
     return s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
 
 
-def _penalise(row: Tensor, s: RowSettings, prompt_ids: U32, generated_ids: Sequence[int]) -> None:
+def _bits(bitmask: NDArray[np.int32], token_ids: I64) -> NDArray[np.bool_]:
+    """bool[R, n]: the bits of some tokens in masks: int32[R, words]."""
+    return ((bitmask[:, token_ids >> 5] >> (token_ids & 31)) & 1).astype(np.bool_)
+
+
+def _places(ids: I64, columns: I64) -> I64:
+    """int64[k]: where ``ids`` stand among the ascending ``columns``, those that do."""
+    places: I64 = np.searchsorted(columns, ids).astype(np.int64)
+    found: I64 = places[columns[np.minimum(places, len(columns) - 1)] == ids]
+    return found
+
+
+def _penalise(row: Tensor, s: RowSettings, prompt_ids: I64, generated: I64) -> None:
     """Applies one row's penalties in place; ``row``: float32[V]."""
-    generated = np.asarray(generated_ids, dtype=np.int64)
     generated = generated[generated < len(row)]
     if s.repetition_penalty != 1.0:
-        seen = np.concatenate([prompt_ids[prompt_ids < len(row)].astype(np.int64), generated])
+        seen = np.concatenate([prompt_ids[prompt_ids < len(row)], generated])
         ids = torch.from_numpy(seen).to(row.device)
         values = row[ids]
         # A repeated id writes the same value again, so there is no need to make ids unique.

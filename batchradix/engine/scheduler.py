@@ -283,6 +283,8 @@ class Scheduler:
         needed = prompt + max_tokens - 1
         if needed <= self.pool.num_slots:
             return None
+        forced = job.num_forced(position)
+        prompt, max_tokens = prompt - forced, max_tokens + forced
         return RowError(
             RowErrorCode.KV_POOL_TOO_SMALL,
             f"the prompt of {prompt} tokens and an answer of up to {max_tokens} need {needed} KV "
@@ -495,6 +497,7 @@ def _new_row(job: PlannedJob, position: int) -> RunningRow:
         row=job.row(position),
         prompt=job.tokens(position),
         max_tokens=job.max_tokens(position),
+        num_forced=job.num_forced(position),
     )
 
 

@@ -1,12 +1,13 @@
 """The only place that knows all rooms: it joins jobs, prompts, plan, engine and sink."""
 
 from batchradix.pipeline.answers import Answers, drive
-from batchradix.pipeline.job import Outcome, RadixEngines, plan, preview, run
+from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, plan, preview, run
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import Planned, make_job, plan_rows, settle_engine
 
 __all__ = [
     "Answers",
+    "EngineMaker",
     "Outcome",
     "Parts",
     "Planned",

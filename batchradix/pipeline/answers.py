@@ -30,7 +30,7 @@ class Answers:
     def __init__(self, parts: Parts, planned: Planned) -> None:
         self._schema = parts.schema
         self._planned = planned
-        self._lengths = planned.rows.tokens.lengths
+        self._lengths = planned.rows.prompt_lengths
 
     def failed(self, row: int) -> Result:
         """The result of a row that has an error and no prompt."""

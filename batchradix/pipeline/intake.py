@@ -7,7 +7,7 @@ and the errors of the rows that have one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,16 @@ from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
-from batchradix.types import I32, I64, GrammarSpec, RequestTable, Row, RowSettings, TokenTable
+from batchradix.types import (
+    I32,
+    I64,
+    U32,
+    GrammarSpec,
+    RequestTable,
+    Row,
+    RowSettings,
+    TokenTable,
+)
 
 BATCH_ROWS = 512
 _KEY_BYTES = 16
@@ -31,6 +40,7 @@ _KEY_BYTES = 16
 class Intake:
     """Every row of the job, by row number.
 
+    ``tokens``: prompts, each with its answer's opening behind it (``requests.num_forced``).
     ``ids``: an Arrow array of the source's id type. ``requests.rng_key`` is zero here: it
     depends on the run's seed. ``seeds``: int64[n], meaningful where ``has_seed``: bool[n].
     ``content_keys``: uint8[n, 16], equal for rows whose answers must be equal; the occurrence
@@ -53,6 +63,12 @@ class Intake:
         return len(self.tokens)
 
     @property
+    def prompt_lengths(self) -> I64:
+        """int64[n]: tokens of each prompt, without the opening of the answer."""
+        num_forced = self.requests.num_forced
+        return self.tokens.lengths - (0 if num_forced is None else num_forced)
+
+    @property
     def runnable(self) -> I64:
         """int64[m]: numbers of the rows that have a prompt to run."""
         mask = np.ones(len(self), dtype=bool)
@@ -67,6 +83,7 @@ class _Columns:
     def __init__(self) -> None:
         self.settings_id: list[I32] = []
         self.max_tokens: list[I32] = []
+        self.num_forced: list[I32] = []
         self.seeds: list[I64] = []
         self.has_seed: list[NDArray[np.bool_]] = []
         self.ids: list[pa.Array] = []
@@ -121,14 +138,18 @@ def read_rows(
     grammar: GrammarSpec | None,
     context_length: int,
     folder: Path | None,
+    opening: Sequence[int] = (),
     on_progress: Callable[[int], None] | None = None,
 ) -> Intake:
     """Reads, renders and tokenises every row of ``source`` once, in batches.
 
-    ``folder`` takes the token table's files (memory-mapped afterwards); None keeps it in
-    memory. A row that cannot be run becomes an entry of ``errors`` and has no tokens.
+    ``opening`` is what every answer under ``grammar`` begins with; it is put behind each
+    prompt, as far as the row's ``max_tokens`` go. ``folder`` takes the token table's files
+    (memory-mapped afterwards); None keeps it in memory. A row that cannot be run becomes an
+    entry of ``errors`` and has no tokens.
     """
     columns, settings = _Columns(), _Settings(grammar)
+    opening_ids = np.array(opening, dtype=np.uint32)
     # The run's seed is no seed of a row: equal rows without one draw differently.
     reader = RowSettingsReader(replace(sampling, seed=None))
     wanted = frozenset(prompts.required_columns) | frozenset(SETTING_COLUMNS)
@@ -137,14 +158,19 @@ def read_rows(
     num_cleaned = 0
     num_rows = 0
     for rows in source.batches(wanted, BATCH_ROWS):
-        num_cleaned += _read_batch(
-            rows, source, prompts, reader, settings, columns, writer, errors, context_length
+        tokens, cleaned = _read_batch(
+            rows, source, prompts, reader, settings, columns, errors, context_length
         )
+        num_forced = np.where(
+            tokens.lengths > 0, np.minimum(columns.max_tokens[-1], len(opening_ids)), 0
+        ).astype(np.int32)
+        columns.num_forced.append(num_forced)
+        writer.append(_with_opening(tokens, opening_ids, num_forced))
+        num_cleaned += cleaned
         num_rows += len(rows)
         if on_progress is not None:
             on_progress(num_rows)
-    tokens = writer.finish()
-    return _assemble(tokens, source, columns, settings, errors, num_cleaned)
+    return _assemble(writer.finish(), source, columns, settings, errors, num_cleaned)
 
 
 def _read_batch(
@@ -154,11 +180,10 @@ def _read_batch(
     reader: RowSettingsReader,
     settings: _Settings,
     columns: _Columns,
-    writer: TokenTableWriter,
     errors: dict[int, RowError],
     context_length: int,
-) -> int:
-    """One batch into the columns; returns how many texts had to be cleaned."""
+) -> tuple[TokenTable, int]:
+    """One batch into the columns; its prompts, and how many texts had to be cleaned."""
     batch = prompts.encode(rows)
     n = len(rows)
     settings_id = np.zeros(n, dtype=np.int32)
@@ -187,13 +212,12 @@ def _read_batch(
         if options.seed is not None:
             seeds[i], has_seed[i] = options.seed, True
         columns.base_keys += _base_key(batch.tokens[i], options, int(max_tokens[i]))
-    writer.append(_drop_rows(batch.tokens, lengths))
     columns.settings_id.append(settings_id)
     columns.max_tokens.append(max_tokens)
     columns.seeds.append(seeds)
     columns.has_seed.append(has_seed)
     columns.ids.append(pa.array([row.id for row in rows], type=source.id_type))
-    return batch.num_cleaned
+    return _drop_rows(batch.tokens, lengths), batch.num_cleaned
 
 
 def _base_key(token_ids: NDArray[np.uint32], options: SamplingOptions, max_tokens: int) -> bytes:
@@ -226,6 +250,18 @@ def _drop_rows(tokens: TokenTable, lengths: I64) -> TokenTable:
     return TokenTable(tokens.values[keep], offsets)
 
 
+def _with_opening(tokens: TokenTable, opening: U32, num_forced: I32) -> TokenTable:
+    """The table with the first ``num_forced[i]`` tokens of the opening behind each row."""
+    if not num_forced.any():
+        return tokens
+    parts: list[U32] = []
+    for row, count in enumerate(num_forced.tolist()):
+        parts += [tokens[row], opening[:count]]
+    offsets = np.zeros(len(tokens) + 1, dtype=np.int64)
+    np.cumsum(tokens.lengths + num_forced, out=offsets[1:])
+    return TokenTable(np.concatenate(parts), offsets)
+
+
 def _occurrences(keys: NDArray[np.uint8]) -> I64:
     """int64[n]: how many earlier rows have the same key."""
     n = len(keys)
@@ -252,6 +288,7 @@ def _assemble(
 ) -> Intake:
     settings_id = np.concatenate([np.zeros(0, dtype=np.int32), *columns.settings_id])
     max_tokens = np.concatenate([np.zeros(0, dtype=np.int32), *columns.max_tokens])
+    num_forced = np.concatenate([np.zeros(0, dtype=np.int32), *columns.num_forced])
     seeds = np.concatenate([np.zeros(0, dtype=np.int64), *columns.seeds])
     has_seed = np.concatenate([np.zeros(0, dtype=bool), *columns.has_seed])
     base_keys = np.frombuffer(bytes(columns.base_keys), dtype=np.uint8).reshape(-1, _KEY_BYTES)
@@ -277,6 +314,7 @@ def _assemble(
             settings_id=settings_id,
             max_tokens=max_tokens,
             rng_key=np.zeros(len(tokens), dtype=np.uint64),
+            num_forced=num_forced,
         ),
         seeds=seeds,
         has_seed=has_seed,

@@ -7,11 +7,12 @@ rows, `run` drives any `types.Engine` over them and writes the table.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +37,22 @@ from batchradix.schema.output_schema import OutputSchema
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.types import (
     Engine,
+    GrammarSpec,
     Row,
 )
 
-EngineFactory = Callable[[Checkpoint, OutputSchema | None], Callable[[EngineSettings], Engine]]
+
+class EngineMaker(Protocol):
+    """Makes one engine for a job that was found good."""
+
+    def opening(self, spec: GrammarSpec) -> Sequence[int]:
+        """The tokens with which every answer under a grammar begins, () to sample them too."""
+        ...
+
+    def __call__(self, settings: EngineSettings) -> Engine: ...
+
+
+EngineFactory = Callable[[Checkpoint, OutputSchema | None], EngineMaker]
 """First refuses what cannot be run, before weights load; then makes the engine."""
 
 
@@ -66,6 +79,10 @@ class RadixEngines:
         """Compiles a schema that is to be used; raises `SchemaError` when it cannot be."""
         if schema is not None:
             self._grammars.compile(schema.grammar)
+
+    def opening(self, spec: GrammarSpec) -> Sequence[int]:
+        """The tokens with which every answer under a grammar begins."""
+        return self._grammars.opening(spec)
 
     def __call__(self, settings: EngineSettings) -> Engine:
         from batchradix.engine.core import RadixEngine
@@ -102,7 +119,9 @@ def run(
             check_fingerprint(folder, identity, restart=config.output.restart)
         # The token files stay mapped; their names go at once, so that a kill leaves none behind.
         with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
-            planned = plan_rows(parts, folder=Path(tokens_folder), progress=progress)
+            planned = plan_rows(
+                parts, folder=Path(tokens_folder), progress=progress, opening=make_engine.opening
+            )
         table = Table(
             planned.rows,
             source=parts.source,
@@ -116,6 +135,7 @@ def run(
             model=parts.checkpoint.name,
             distinct_tokens=planned.summary.distinct_tokens,
             prompt_tokens=planned.summary.prompt_tokens,
+            opening_tokens=planned.summary.opening_tokens,
             duplicate_rows=planned.summary.duplicates,
             output=path,
             warnings=[*warnings, *parts.warnings, *table.warnings],
@@ -135,7 +155,7 @@ def _answer(
     parts: Parts,
     planned: Planned,
     table: Table,
-    make_engine: Callable[[EngineSettings], Engine],
+    make_engine: EngineMaker,
     summary: Summary,
     progress: Progress,
     stop_requested: StopRequested,
@@ -190,8 +210,11 @@ def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
     """What a job shares; tokenises every row, loads no weights."""
     parts = open_parts(config, progress=progress or Silent())
     try:
+        opening = None if parts.schema is None else RadixEngines(parts.checkpoint).opening
         with TemporaryDirectory(prefix="batchradix-") as folder:
-            return plan_rows(parts, folder=Path(folder), progress=progress or Silent()).summary
+            return plan_rows(
+                parts, folder=Path(folder), progress=progress or Silent(), opening=opening
+            ).summary
     finally:
         parts.source.close()
 

@@ -109,6 +109,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         **asdict(config.sampling),
         "schema": None if parts.schema is None else parts.schema.text,
         "dtype": config.engine.dtype,
+        "forced_text": config.engine.forced_text,
         "id_type": str(parts.source.id_type),
     }
 

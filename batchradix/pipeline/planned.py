@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,15 +28,19 @@ from batchradix.types import (
     I64,
     U64,
     EngineJob,
+    GrammarSpec,
     Plan,
 )
+
+Opening = Callable[[GrammarSpec], Sequence[int]]
+"""The token ids with which every answer under a grammar begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """Every row read and ordered. ``plan`` holds all rows that can run, ``cached``:
-    int32[n] what each shares over the whole job, ``leaders``: int64[n] whose answer it takes.
-    ``rng_key``: uint64[n]."""
+    int32[n] what each prompt shares over the whole job, ``leaders``: int64[n] whose answer it
+    takes. ``rng_key``: uint64[n]."""
 
     rows: Intake
     plan: Plan
@@ -45,17 +50,28 @@ class Planned:
     summary: PlanSummary
 
 
-def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Planned:
-    """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files."""
+def plan_rows(
+    parts: Parts, *, folder: Path | None, progress: Progress, opening: Opening | None = None
+) -> Planned:
+    """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files.
+
+    ``opening`` tells with which tokens every answer under a grammar begins; they then stand
+    behind the prompts and are planned with them. None for an engine that samples them.
+    """
     from batchradix.engine.rng import rng_keys
 
+    grammar = None if parts.schema is None else parts.schema.grammar
+    opening_ids: Sequence[int] = ()
+    if opening is not None and grammar is not None and parts.config.engine.forced_text:
+        opening_ids = opening(grammar)
     rows = read_rows(
         parts.source,
         parts.prompts,
         sampling=parts.config.sampling,
-        grammar=None if parts.schema is None else parts.schema.grammar,
+        grammar=grammar,
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
+        opening=opening_ids,
     )
     if rows.num_cleaned:
         progress.warn(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
@@ -82,6 +98,7 @@ def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Plann
         rows.tokens,
         alone,
         build_tree(alone, rows.tokens.lengths),
+        num_forced=rows.requests.num_forced,
         num_rows=len(rows),
         num_duplicates=len(plan) - len(alone),
         num_over_long=codes.count(RowErrorCode.PROMPT_TOO_LONG),
@@ -90,7 +107,7 @@ def plan_rows(parts: Parts, *, folder: Path | None, progress: Progress) -> Plann
         rows=rows,
         plan=plan,
         leaders=leaders,
-        cached=shared_prefix(plan, len(rows)),
+        cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
         rng_key=rng_key,
         summary=summary,
     )
@@ -112,9 +129,9 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     alone = drop_followers(planned.plan, planned.leaders)
     lengths = planned.rows.tokens.lengths
     tree = (build_tree if options.prefix_cache else flat_tree)(alone, lengths)
-    demand = demand_tokens(
-        alone, tree, planned.rows.requests.max_tokens, options.batch_size or DEFAULT_BATCH_SIZE
-    )
+    requests = planned.rows.requests
+    tails = requests.max_tokens - (0 if requests.num_forced is None else requests.num_forced)
+    demand = demand_tokens(alone, tree, tails, options.batch_size or DEFAULT_BATCH_SIZE)
     return resolve_engine(
         options,
         machine(device, free_device_memory_bytes),

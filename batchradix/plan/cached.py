@@ -24,12 +24,13 @@ def shared_prefix(plan: Plan, num_rows: int) -> I32:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """A job's totals. Lengths are prompt tokens of the rows that have a prompt.
+    """A job's totals. Lengths are prompt tokens of the rows that have a prompt, without the
+    openings of answers; ``opening_tokens`` are these.
 
     ``rows`` counts every row of the input, ``planned_rows`` those that run,
     ``duplicates`` those that take another row's answer, ``over_long`` those that do not fit
-    the context. ``prompt_tokens`` is what computing each row alone would cost,
-    ``distinct_tokens`` what the tree costs, ``shared_share`` the part saved (0 to 1).
+    the context. ``prompt_tokens`` with ``opening_tokens`` is what computing each row alone
+    would cost, ``distinct_tokens`` what the tree costs, ``shared_share`` the part saved (0 to 1).
     """
 
     rows: int
@@ -37,6 +38,7 @@ class PlanSummary:
     duplicates: int
     over_long: int
     prompt_tokens: int
+    opening_tokens: int
     distinct_tokens: int
     shared_share: float
     num_nodes: int
@@ -56,6 +58,7 @@ def plan_summary(
     plan: Plan,
     tree: PlanTree,
     *,
+    num_forced: I32 | None = None,
     num_rows: int | None = None,
     num_duplicates: int = 0,
     num_over_long: int = 0,
@@ -63,11 +66,13 @@ def plan_summary(
     """Totals of a plan and its tree.
 
     ``plan`` and ``tree`` are what runs (followers of a leader already dropped);
+    ``num_forced``: int32[len(tokens)], the trailing tokens of each row that open its answer;
     ``num_rows`` the rows of the input when the table has not all of them.
     """
-    lengths = tokens.lengths
+    lengths = tokens.lengths - (0 if num_forced is None else num_forced)
     lengths = lengths[lengths > 0]
-    prompt_tokens = tokens.num_tokens
+    prompt_tokens = int(lengths.sum())
+    opening_tokens = tokens.num_tokens - prompt_tokens
     distinct = tree.distinct_tokens
     low = p50 = p90 = p99 = high = 0
     if len(lengths):
@@ -79,8 +84,9 @@ def plan_summary(
         duplicates=num_duplicates,
         over_long=num_over_long,
         prompt_tokens=prompt_tokens,
+        opening_tokens=opening_tokens,
         distinct_tokens=distinct,
-        shared_share=1 - distinct / prompt_tokens if prompt_tokens else 0.0,
+        shared_share=1 - distinct / tokens.num_tokens if tokens.num_tokens else 0.0,
         num_nodes=len(tree),
         length_min=low,
         length_p50=p50,

@@ -14,10 +14,12 @@ from batchradix.types import Status, Usage
 class Summary:
     """Counts over the whole table, the engine's counters over this run.
 
-    ``rows ok truncated errors prompt_tokens distinct_tokens completion_tokens`` are of the
-    finished table, or of the rows that were done when a signal stopped the run, with
-    ``rows_left`` to go; ``resumed_rows`` of them were committed by an earlier run;
-    ``duplicate_rows`` took another row's answer. ``usage`` and ``seconds`` are of this run.
+    ``rows ok truncated errors prompt_tokens opening_tokens distinct_tokens completion_tokens``
+    are of the finished table, or of the rows that were done when a signal stopped the run, with
+    ``rows_left`` to go; ``opening_tokens`` are the forced beginnings of answers that were
+    planned with the prompts, which ``distinct_tokens`` holds too; ``resumed_rows`` rows were
+    committed by an earlier run; ``duplicate_rows`` took another row's answer. ``usage`` and
+    ``seconds`` are of this run.
     """
 
     rows: int = 0
@@ -28,6 +30,7 @@ class Summary:
     resumed_rows: int = 0
     duplicate_rows: int = 0
     prompt_tokens: int = 0
+    opening_tokens: int = 0
     distinct_tokens: int = 0
     completion_tokens: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -65,8 +68,9 @@ class Summary:
 
     @property
     def shared_share(self) -> float:
-        """Share of prompt tokens that another row's prefix already held."""
-        return 1 - self.distinct_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+        """Share of prompt and opening tokens that another row's prefix already held."""
+        planned = self.prompt_tokens + self.opening_tokens
+        return 1 - self.distinct_tokens / planned if planned else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -80,6 +84,7 @@ class Summary:
             "resumed_rows": self.resumed_rows,
             "duplicate_rows": self.duplicate_rows,
             "prompt_tokens": self.prompt_tokens,
+            "opening_tokens": self.opening_tokens,
             "distinct_tokens": self.distinct_tokens,
             "computed_tokens": usage.computed_tokens,
             "recomputed_tokens": usage.recomputed_tokens,

@@ -13,6 +13,7 @@ import pytest
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.core import RadixEngine
+from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.step import Step
 from batchradix.plan.order import make_plan
@@ -22,6 +23,7 @@ from batchradix.types import (
     Completion,
     EngineJob,
     FinishReason,
+    GrammarSpec,
     RequestTable,
     RowSettings,
     TokenTable,
@@ -56,12 +58,16 @@ def engine_settings(**changes: Any) -> EngineSettings:
 
 
 def make_engine(
-    checkpoint: Checkpoint, settings: EngineSettings, *, poison: bool = False
+    checkpoint: Checkpoint,
+    settings: EngineSettings,
+    *,
+    poison: bool = False,
+    grammars: GrammarCompiler | None = None,
 ) -> RadixEngine:
     """The engine as the pipeline makes it; ``poison`` keeps free slots full of NaN."""
     runner = PoisoningRunner(checkpoint, settings) if poison else None
     detokenizer = IncrementalDetokenizer(checkpoint.tokenizer.token_bytes)
-    engine = RadixEngine(checkpoint, settings, detokenizer, runner=runner)
+    engine = RadixEngine(checkpoint, settings, detokenizer, grammars=grammars, runner=runner)
     if runner is not None:
         runner.engine = engine
     return engine
@@ -88,6 +94,37 @@ def make_job(
             rng_key=np.zeros(len(prompts), dtype=np.uint64),
         ),
         retain=retain,
+    )
+
+
+def make_grammar_job(
+    prompts: Sequence[Sequence[int]],
+    specs: Sequence[GrammarSpec],
+    max_tokens: Sequence[int],
+    *,
+    grammars: GrammarCompiler,
+    forced_text: bool = True,
+    prefix_cache: bool = True,
+    temperature: float = 0.0,
+) -> EngineJob:
+    """A planned job of rows under grammars, each with its answer's opening behind its prompt."""
+    distinct = list(dict.fromkeys(specs))
+    openings = [list(grammars.opening(s)) if forced_text else [] for s in distinct]
+    settings_id = [distinct.index(spec) for spec in specs]
+    opened = [openings[i][:room] for i, room in zip(settings_id, max_tokens, strict=True)]
+    tokens = TokenTable.from_rows([[*p, *o] for p, o in zip(prompts, opened, strict=True)])
+    plan = make_plan(tokens)
+    return EngineJob(
+        tokens=tokens,
+        plan=plan,
+        tree=(build_tree if prefix_cache else flat_tree)(plan, tokens.lengths),
+        requests=RequestTable(
+            settings=tuple(RowSettings(grammar=s, temperature=temperature) for s in distinct),
+            settings_id=np.array(settings_id, dtype=np.int32),
+            max_tokens=np.array(max_tokens, dtype=np.int32),
+            rng_key=np.arange(len(prompts), dtype=np.uint64),
+            num_forced=np.array([len(o) for o in opened], dtype=np.int32),
+        ),
     )
 
 

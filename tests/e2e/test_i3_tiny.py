@@ -340,13 +340,12 @@ def test_a_run_over_a_table_gives_every_row_its_answer(
     engines: list[Engine] = []
 
     def factory(checkpoint: Checkpoint, schema: Any) -> Any:
-        make = pipeline.RadixEngines(checkpoint, schema)
+        class Recording(pipeline.RadixEngines):
+            def __call__(self, settings: EngineSettings) -> Any:
+                engines.append(super().__call__(settings))
+                return Recorded(engines[-1], completions)
 
-        def build(settings: EngineSettings) -> Any:
-            engines.append(make(settings))
-            return Recorded(engines[-1], completions)
-
-        return build
+        return Recording(checkpoint, schema)
 
     texts, limits = case.texts, case.max_tokens
     outcome = pipeline.run(

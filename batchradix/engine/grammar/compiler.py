@@ -6,50 +6,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import xgrammar
-from numpy.typing import NDArray
 
+from batchradix.engine.grammar.compiled import CompiledGrammar
+from batchradix.engine.grammar.endless import always_ends
+from batchradix.engine.grammar.forced import ForcedText, GrammarTokenizer
 from batchradix.engine.grammar.json_grammar import json_grammar
 from batchradix.engine.grammar.notices import NativeNotices, plain_message
+from batchradix.engine.grammar.state import GrammarState
 from batchradix.errors import SchemaError
 from batchradix.types import GrammarSpec
 
 SLOW_AFTER_S = 3.0
 
 _log = logging.getLogger(__name__)
-
-
-class TokenBytes(Protocol):
-    """The part of a checkpoint's tokenizer that grammars need.
-
-    ``token_bytes[i]`` are the raw bytes of token ``i``, ``b""`` for special tokens: these are
-    never written under a grammar, so text that looks like one is spelt with ordinary tokens.
-    """
-
-    @property
-    def token_bytes(self) -> tuple[bytes, ...]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledGrammar:
-    """A grammar ready for one vocabulary; shared by all rows with that ``spec``.
-
-    ``stop_words``: int32[ceil(vocab_size / 32)], the mask of the end-of-sequence tokens, with
-    the spare bits after the last token set too (xgrammar leaves anything in them).
-    ``notices``: what the compiler warned of, one sentence each. ``compile_s``: seconds.
-    """
-
-    spec: GrammarSpec
-    native: xgrammar.CompiledGrammar
-    vocab_size: int
-    stop_words: NDArray[np.int32]
-    notices: tuple[str, ...]
-    compile_s: float
 
 
 class GrammarCompiler:
@@ -61,7 +34,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        tokenizer: TokenBytes,
+        tokenizer: GrammarTokenizer,
         vocab_size: int,
         eos_ids: Iterable[int],
         *,
@@ -87,6 +60,18 @@ class GrammarCompiler:
             return self._compiled[spec]
 
     @cached_property
+    def forced(self) -> ForcedText:
+        """The rule by which what a grammar forces becomes tokens."""
+        return ForcedText(self._tokenizer, self.vocab_size)
+
+    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
+        """The token ids with which every answer under ``spec`` begins; may be the whole answer.
+
+        Raises `SchemaError` as `compile` does.
+        """
+        return self.forced.next_ids(GrammarState(self.compile(spec)))
+
+    @cached_property
     def _native(self) -> xgrammar.GrammarCompiler:
         info = xgrammar.TokenizerInfo(
             list(self._tokenizer.token_bytes[: self.vocab_size]),
@@ -102,6 +87,8 @@ class GrammarCompiler:
             native = _watched(
                 lambda: self._native.compile_grammar(_grammar(spec)), timeout_s, notices.release
             )
+        # Only what refers to itself can go on for ever.
+        may_recur = spec.kind == "ebnf" or (spec.kind == "json_schema" and '"$ref"' in spec.source)
         stop_words = np.zeros(-(-self.vocab_size // 32), dtype=np.uint32)
         spare = range(self.vocab_size, 32 * len(stop_words))
         for i in (*self.stop_ids, *spare):
@@ -111,6 +98,7 @@ class GrammarCompiler:
             native=native,
             vocab_size=self.vocab_size,
             stop_words=stop_words.view(np.int32),
+            always_ends=not may_recur or always_ends(str(native.grammar)),
             notices=tuple(notices.messages),
             compile_s=time.perf_counter() - started,
         )

@@ -64,22 +64,29 @@ class GgufSource:
                 self._tensors[name] = tensor
 
     def read(self, name: str) -> torch.Tensor:
-        from gguf import dequantize
-
-        stored = self._tensors[name]
-        try:
-            values: NDArray[np.float32] = dequantize(stored.data, stored.tensor_type)
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{self.files[name]}: tensor {stored.name} is quantised as "
-                f"{stored.tensor_type.name}, which cannot be read; use another quantisation"
-            ) from error
-        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+        tensor = self._dequantised(name, self._tensors[name].data)
         for part, num_heads in self._interleaved_heads.items():
             if part in name and tensor.shape[0] % (2 * num_heads) == 0:
                 pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
                 return pairs.transpose(1, 2).reshape(tensor.shape)
         return tensor
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Not for q and k, whose rows stand in another order in the file."""
+        return self._dequantised(name, self._tensors[name].data[list(rows)])
+
+    def _dequantised(self, name: str, data: NDArray[Any]) -> torch.Tensor:
+        from gguf import dequantize
+
+        stored = self._tensors[name]
+        try:
+            values: NDArray[np.float32] = dequantize(data, stored.tensor_type)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{self.files[name]}: tensor {stored.name} is quantised as "
+                f"{stored.tensor_type.name}, which cannot be read; use another quantisation"
+            ) from error
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 def hugging_face_name(name: str) -> str:

@@ -6,12 +6,16 @@ R rows whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch.nn import functional
 
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.layers.embedding import Embedding
-from batchradix.engine.layers.linear import make_linear
+from batchradix.engine.layers.head import OutputHead, StoredRows, TableRows, WeightRows
+from batchradix.engine.layers.linear import PlainLinear, make_linear
 from batchradix.engine.layers.norm import RMSNorm
 from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.batch import Batch
@@ -107,11 +111,16 @@ class Llama:
         self.norm = RMSNorm(
             weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps
         )
-        self.head = make_linear(
-            self.embedding.weight
-            if config.tie_embeddings
-            else weights.take("lm_head.weight", table_size)
-        )
+        if config.tie_embeddings:
+            rows: WeightRows = TableRows(self.embedding.weight)
+            head = make_linear(self.embedding.weight)
+        else:
+            head = make_linear(weights.take("lm_head.weight", table_size))
+            if isinstance(head, PlainLinear):
+                rows = TableRows(head.weight)
+            else:  # the packed weight has no rows that could be read
+                rows = StoredRows(partial(weights.read_rows, "lm_head.weight"))
+        self.head = OutputHead(head, rows)
         weights.finish(unused=["lm_head.weight"] if config.tie_embeddings else [])
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -124,4 +133,8 @@ class Llama:
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result to float32[R, V]."""
-        return self.head(self.norm(x_RD)).float()
+        return self.head.all(self.norm(x_RD))
+
+    def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+        """float32[R, len(token_ids)]: the logits of these tokens alone."""
+        return self.head.few(self.norm(x_RD), token_ids)

@@ -36,6 +36,10 @@ class TensorSource(Protocol):
         """On the CPU, in a floating dtype. Raises `ModelError` when it cannot be had."""
         ...
 
+    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Those rows of a matrix, [len(rows), ...]; nothing else is read."""
+        ...
+
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
     """Raises `ModelError` when a file is missing or damaged."""
@@ -56,6 +60,10 @@ class Weights:
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Raises `ModelError` naming tensor and file when it is missing or has another shape."""
         return self.take_stacked([name], [shape])
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Rows of a matrix that was taken before, read from its file once more."""
+        return self._source.read_rows(name, rows).to(self.dtype).to(self.device)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> torch.Tensor:
         """Several tensors, one after the other along their first dimension."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +25,10 @@ class CausalLM(Protocol):
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
         """Rows of hidden states to float32[R, vocab_size]."""
+        ...
+
+    def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+        """float32[R, len(token_ids)]: the logits of these tokens alone."""
         ...
 
 

@@ -44,3 +44,7 @@ class SafetensorsSource:
                 f"which is not supported; use weights in float32, float16 or bfloat16, or GGUF"
             )
         return tensor
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        stored = self._handles[self.files[name]].get_slice(name)
+        return torch.cat([stored[row : row + 1] for row in rows])

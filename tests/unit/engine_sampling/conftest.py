@@ -24,6 +24,9 @@ EOS_IDS = frozenset({258, 263})
 class ByteTokens:
     token_bytes: tuple[bytes, ...]
 
+    def encode_plain(self, texts: list[str], at_start: list[bool]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
 
 class ByteDetokenizer:
     """Incremental UTF-8, the plain way."""

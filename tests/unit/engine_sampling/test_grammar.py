@@ -133,8 +133,8 @@ def test_rollback_and_reset_take_steps_back(compile_schema):
     assert allowed(state) == before
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_filling_a_batch_equals_filling_one_by_one(compile_schema, num_threads):
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_filling_a_batch_equals_filling_one_by_one(compile_schema, asked_before):
     texts = ["", '{"a":', '{"a":12', '{"a":1,"b":"x', '{"a":1,"b":"x"}']
     states = [GrammarState(compile_schema(OBJECT)) for _ in texts]
     for state, text in zip(states, texts, strict=True):
@@ -143,7 +143,10 @@ def test_filling_a_batch_equals_filling_one_by_one(compile_schema, num_threads):
     rows = [6, 0, 3, 2, 5]
     width = len(states[0].compiled.stop_words)
     batch = torch.full((7, width), 7, dtype=torch.int32)
-    fill_batch(states, batch, rows, num_threads=num_threads)
+    if asked_before:
+        for state in states[::2]:
+            state.allowed()
+    fill_batch(states, batch, rows)
     single = torch.full((7, width), 7, dtype=torch.int32)
     for state, row in zip(states, rows, strict=True):
         state.fill(single, row)

@@ -25,7 +25,7 @@ from batchradix.engine.step import Step
 from batchradix.errors import RowError
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
-from batchradix.types import EngineJob, RequestTable, RowSettings, TokenTable, Usage
+from batchradix.types import I64, EngineJob, RequestTable, RowSettings, TokenTable, Usage
 
 EOS = 0
 
@@ -291,17 +291,19 @@ class HashRunner:
         self._values: list[int] | None = None
 
     def launch(self, step: Step) -> None:
-        assert self._values is None
         self._values = self.fake.run(step)
 
-    def collect(self) -> torch.Tensor:
+    def collect(self, rows: I64 | None = None) -> torch.Tensor:
         assert self._values is not None
-        logits = torch.zeros((len(self._values), self.vocab_size))
-        for row, value in enumerate(self._values):
+        values = self._values if rows is None else [self._values[int(r)] for r in rows]
+        logits = torch.zeros((len(values), self.vocab_size))
+        for row, value in enumerate(values):
             token = next_token(value, self.num_choices)
             logits[row, token] = float("nan") if token in self.broken else 5.0
-        self._values = None
         return logits
+
+    def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
+        return self.collect(rows)[:, torch.from_numpy(token_ids)]
 
     def close(self) -> None:
         self.num_closed += 1

@@ -22,7 +22,7 @@ from batchradix.config import (
 )
 from batchradix.errors import InputError, OutputMismatchError, SchemaError, TemplateError
 from batchradix.schema.output_schema import OutputSchema
-from batchradix.types import Completion, Engine, EngineJob, FinishReason, Usage
+from batchradix.types import Completion, Engine, EngineJob, FinishReason, GrammarSpec, Usage
 
 MakeTinyModel = Callable[..., Path]
 DIGIT = {
@@ -219,12 +219,20 @@ def echo() -> Echo:
     return Echo()
 
 
-def engines_of(engine: Echo) -> Any:
-    def check(checkpoint: Checkpoint, schema: OutputSchema | None) -> Callable[..., Engine]:
-        def make(settings: EngineSettings) -> Engine:
-            return engine
+class EchoMaker:
+    def __init__(self, engine: Echo) -> None:
+        self._engine = engine
 
-        return make
+    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
+        return ()
+
+    def __call__(self, settings: EngineSettings) -> Engine:
+        return self._engine
+
+
+def engines_of(engine: Echo) -> Any:
+    def check(checkpoint: Checkpoint, schema: OutputSchema | None) -> EchoMaker:
+        return EchoMaker(engine)
 
     return check
 

@@ -66,6 +66,7 @@ def test_a_summary_counts_rows_tokens_and_lengths():
         "duplicates": 1,
         "over_long": 1,
         "prompt_tokens": 8,
+        "opening_tokens": 0,
         "distinct_tokens": 3,
         "shared_share": 0.625,
         "num_nodes": 2,
