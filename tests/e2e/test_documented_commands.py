@@ -87,7 +87,7 @@ def test_the_main_command_of_the_readme_ends_in_a_typed_table(tmp_path: Path) ->
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     done = run(installed_command(blocks("README.md", "sh")[0]), tmp_path)
     assert done.returncode in (0, 1), done.stderr
-    table = pl.read_ipc(tmp_path / "answers.arrow", memory_map=False)
+    table = pl.read_ipc(tmp_path / "answers.arrow")
     rows = pq.read_metadata(tmp_path / "recipes/debian_copyrights/jobs.parquet").num_rows
     assert len(table) == rows
     assert isinstance(table.schema["value"], pl.Struct)
