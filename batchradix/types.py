@@ -109,7 +109,11 @@ class PlanTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpec:
-    """What an answer must match. ``kind`` is ``json_schema`` (``source`` is JSON text)."""
+    """What an answer must match, the whole of it.
+
+    ``kind``: ``json_schema`` (``source`` is JSON text), ``regex`` (a pattern), ``ebnf`` (rules
+    with ``root`` as the start), ``choices`` (a JSON list of distinct, non-empty texts).
+    """
 
     kind: str
     source: str
@@ -173,6 +177,7 @@ class EngineJob:
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence, a stop string, or a grammar that is complete
     LENGTH = "length"  # max_tokens or the context is used up
+    REPETITION = "repetition"  # text under a schema went round in circles and was cut
     ERROR = "error"
 
 
@@ -183,7 +188,10 @@ class Completion:
     ``row`` is the `TokenTable` row of the job ``job_id`` that `Engine.submit` returned.
     ``token_ids`` are the generated ids without the end-of-sequence token; ``text`` ends
     before a stop string. ``completion_tokens`` counts every token of the answer, forced ones
-    and the end-of-sequence token included.
+    and the end-of-sequence token included. ``cut_at``: of an answer that was cut (by length or
+    repetition) and closed, how many bytes of ``text`` in UTF-8 the model wrote before the
+    closing; else None. ``choice_logprobs``: natural logarithms, one for each choice of the
+    row's grammar in its order, where the row asked for them.
     """
 
     job_id: int
@@ -193,6 +201,8 @@ class Completion:
     finish_reason: FinishReason
     completion_tokens: int
     error: RowError | None = None
+    cut_at: int | None = None
+    choice_logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -264,7 +274,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One finished row as the sinks take it; ``value`` is None unless ``status`` is ok."""
+    """One finished row as the sinks take it.
+
+    ``value`` is None unless ``status`` is ok, or is truncated and such values are kept; ``cut``
+    is then the JSON pointer of the first field that was cut short. ``probabilities``: of each
+    choice, where the run asked for them.
+    """
 
     row: int
     id: Any
@@ -277,6 +292,8 @@ class Result:
     cached_tokens: int
     completion_tokens: int
     content_key: bytes  # 16 bytes
+    cut: str | None = None
+    probabilities: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,45 +7,35 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
-from batchradix.engine.candidates import find_candidates
+from batchradix.engine.answer import Answer
 from batchradix.engine.grammar.compiled import CompiledGrammar
 from batchradix.engine.grammar.compiler import GrammarCompiler
-from batchradix.engine.grammar.state import GrammarState, fill_batch
+from batchradix.engine.grammar.state import GrammarState
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
-from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
+from batchradix.engine.sampling import SampledTokens
 from batchradix.engine.scheduler import RefusedRow, Scheduler
+from batchradix.engine.selection import Logits, Selector
 from batchradix.engine.step import Step
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.types import (
-    I64,
     Completion,
     Detokenizer,
     EngineJob,
     FinishReason,
     RequestTable,
-    RowSettings,
     Usage,
 )
 
 
-class Runner(Protocol):
+class Runner(Logits, Protocol):
     """What executes steps: `ModelRunner`, or a test's double."""
 
     def launch(self, step: Step) -> None: ...
-
-    def collect(self, rows: I64 | None = None) -> torch.Tensor:
-        """float32[len(rows), vocab_size], logits of the launched step; None for all rows."""
-        ...
-
-    def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
-        """float32[len(rows), len(token_ids)], the logits of these tokens alone."""
-        ...
 
     def close(self) -> None: ...
 
@@ -57,15 +47,6 @@ class _Job:
     requests: RequestTable
     grammars: tuple[CompiledGrammar | None, ...]  # by settings id
     num_unfinished: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Answer:
-    """The answer of a running or preempted row."""
-
-    settings: RowSettings
-    rng_key: np.uint64
-    output: RowOutput
 
 
 class RadixEngine:
@@ -93,8 +74,7 @@ class RadixEngine:
             tokenizer, config.vocab_size, tokenizer.eos_ids
         )
         self._forced_text = settings.forced_text
-        self._mask_words = -(-config.vocab_size // 32)
-        self._sampler = Sampler(config.vocab_size, tokenizer.vocab_size)
+        self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
         self._scheduler = Scheduler(
             num_slots=settings.kv_tokens,
@@ -105,7 +85,7 @@ class RadixEngine:
         )
         self._next_job_id = 0
         self._jobs: dict[int, _Job] = {}
-        self._answers: dict[int, _Answer] = {}  # by the row's seq
+        self._answers: dict[int, Answer] = {}  # by the row's seq
         self._runner: Runner | None = runner or ModelRunner(checkpoint, settings)
 
     @property
@@ -169,8 +149,9 @@ class RadixEngine:
                 completions.append(self._finish(row))
         if any(waits):
             rows = [row for row, waiting in zip(decision.rows, waits, strict=True) if waiting]
-            batch = self._sampling_batch(rows)  # while a device computes
-            sampled = self._sample(self._runner, np.flatnonzero(waits).astype(np.int64), batch)
+            batch = self._selector.prepare(rows, [self._answers[row.seq] for row in rows])
+            sources = np.flatnonzero(waits).astype(np.int64)
+            sampled = self._selector.select(self._runner, sources, batch)
             completions += self._take(rows, sampled)
         return completions
 
@@ -190,7 +171,7 @@ class RadixEngine:
         self._answers.clear()
         self._jobs.clear()
 
-    def _start(self, row: RunningRow) -> _Answer:
+    def _start(self, row: RunningRow) -> Answer:
         job = self._jobs[row.job_id]
         settings_id = int(job.requests.settings_id[row.row])
         settings = job.requests.settings[settings_id]
@@ -202,85 +183,30 @@ class RadixEngine:
             detokenizer=self._detokenizer.start(),
             grammar=None if compiled is None else GrammarState(compiled),
         )
-        self._force(output, row.opening)
-        return _Answer(
+        answer = Answer(
             settings=settings,
             rng_key=job.requests.rng_key[row.row],
             output=output,
+            forced=self._grammars.forced if self._forced_text else None,
+            usage=self._usage,
         )
-
-    def _force(self, output: RowOutput, token_ids: Sequence[int]) -> list[int]:
-        """Appends tokens that were not sampled until the answer ends; those appended."""
-        appended: list[int] = []
-        for token_id in token_ids:
-            if output.finish_reason is not None:
-                break
-            output.push(token_id)
-            appended.append(token_id)
-        self._usage.forced_tokens += len(appended)
-        self._usage.completion_tokens += len(appended)
-        return appended
-
-    def _sampling_batch(self, rows: Sequence[RunningRow]) -> SamplingBatch:
-        answers = [self._answers[row.seq] for row in rows]
-        states: list[GrammarState] = []
-        masked = np.zeros(len(rows), dtype=np.bool_)
-        for i, answer in enumerate(answers):
-            if answer.output.grammar is not None:
-                masked[i] = True
-                states.append(answer.output.grammar)
-        bitmask = None
-        if states:
-            bitmask = torch.empty((len(rows), self._mask_words), dtype=torch.int32)
-            fill_batch(states, bitmask, np.flatnonzero(masked).tolist())
-        return SamplingBatch(
-            settings=[answer.settings for answer in answers],
-            rng_key=np.array([answer.rng_key for answer in answers], dtype=np.uint64),
-            num_generated=np.array([a.output.completion_tokens for a in answers], dtype=np.int64),
-            prompt_ids=[row.prompt[: len(row.prompt) - row.num_forced] for row in rows],
-            generated_ids=[answer.output.token_ids for answer in answers],
-            bitmask=bitmask,
-            masked_rows=masked,
-        )
-
-    def _sample(self, runner: Runner, sources: I64, batch: SamplingBatch) -> SampledTokens:
-        """One token a row; ``sources``: int64[R], the rows' places in the launched step.
-
-        Where a row's mask leaves few tokens, only their part of the output layer is computed.
-        """
-        sampler = self._sampler
-        if batch.bitmask is None:
-            return sampler.sample(runner.collect(sources), batch)
-        found = find_candidates(batch.bitmask.numpy(), batch.masked_rows, sampler.num_choices)
-        few, many = np.flatnonzero(found.is_few), np.flatnonzero(~found.is_few)
-        if not len(few):
-            return sampler.sample(runner.collect(sources), batch)
-        logits = runner.collect_few(sources[few], found.token_ids)
-        sampled = sampler.sample_among(logits, found.token_ids, batch.take(few))
-        if not len(many):
-            return sampled
-        others = sampler.sample(runner.collect(sources[many]), batch.take(many))
-        return sampled.beside(others, few, many)
+        answer.open(row.opening)
+        return answer
 
     def _take(self, rows: Sequence[RunningRow], sampled: SampledTokens) -> list[Completion]:
         """Appends each row's token and what it forces; the rows that ended with it leave."""
         completions = []
         for i, row in enumerate(rows):
-            output = self._answers[row.seq].output
+            answer = self._answers[row.seq]
             if sampled.non_finite[i]:
-                output.fail(_no_token(bool(sampled.nothing_allowed[i])))
+                answer.output.fail(_no_token(bool(sampled.nothing_allowed[i])))
                 completions.append(self._finish(row))
                 continue
-            token_id = int(sampled.token_ids[i])
             if row.answer:  # else it came from the prompt's own last hidden state
                 self._usage.decode_steps += 1
-            self._usage.completion_tokens += 1
-            output.push(token_id)
-            forced: Sequence[int] = ()
-            if self._forced_text and output.finish_reason is None and output.grammar is not None:
-                forced = self._force(output, self._grammars.forced.next_ids(output.grammar))
-            if output.finish_reason is None:
-                self._scheduler.append(row, [token_id, *forced])
+            token_ids = answer.take(int(sampled.token_ids[i]))
+            if answer.output.finish_reason is None:
+                self._scheduler.append(row, token_ids)
             else:
                 completions.append(self._finish(row))
         return completions

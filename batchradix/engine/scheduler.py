@@ -114,6 +114,16 @@ class Scheduler:
         """Continues the answer of a running row; several tokens go through in one span."""
         row.answer.extend(token_ids)
 
+    def rewind(self, row: RunningRow, num_kept: int) -> None:
+        """Takes back the answer of a running row from its ``num_kept``-th token on.
+
+        Its slots stay with the row and are written anew by what is appended next, which counts
+        as no recomputation.
+        """
+        del row.answer[num_kept:]
+        row.num_written = min(row.num_written, num_kept)
+        row.num_reached = min(row.num_reached, num_kept)
+
     def finish(self, row: RunningRow) -> None:
         """Takes back all a running row holds; what no plan needs and no job retains goes."""
         leaf = self._leave(row)

@@ -1,0 +1,78 @@
+"""From a launched step to one token a row: masks, few or all logits, the draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from batchradix.engine.answer import Answer
+from batchradix.engine.candidates import find_candidates
+from batchradix.engine.grammar.state import GrammarState, fill_batch
+from batchradix.engine.row import RunningRow
+from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
+from batchradix.types import I64
+
+
+class Logits(Protocol):
+    """Where the logits of the launched step are had: a model runner."""
+
+    def collect(self, rows: I64 | None = None) -> torch.Tensor:
+        """float32[len(rows), vocab_size], logits of the launched step; None for all rows."""
+        ...
+
+    def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
+        """float32[len(rows), len(token_ids)], the logits of these tokens alone."""
+        ...
+
+
+class Selector:
+    """Chooses the next token of many rows. ``vocab_size`` is the width of the logits; ids from
+    ``tokenizer_vocab_size`` on are never chosen."""
+
+    def __init__(self, vocab_size: int, tokenizer_vocab_size: int) -> None:
+        self._mask_words = -(-vocab_size // 32)
+        self._sampler = Sampler(vocab_size, tokenizer_vocab_size)
+
+    def prepare(self, rows: Sequence[RunningRow], answers: Sequence[Answer]) -> SamplingBatch:
+        """What sampling needs beside logits, while a device computes them: masks above all."""
+        states: list[GrammarState] = []
+        masked = np.zeros(len(rows), dtype=np.bool_)
+        for i, answer in enumerate(answers):
+            if answer.output.grammar is not None:
+                masked[i] = True
+                states.append(answer.output.grammar)
+        bitmask = None
+        if states:
+            bitmask = torch.empty((len(rows), self._mask_words), dtype=torch.int32)
+            fill_batch(states, bitmask, np.flatnonzero(masked).tolist())
+        return SamplingBatch(
+            settings=[answer.settings for answer in answers],
+            rng_key=np.array([answer.rng_key for answer in answers], dtype=np.uint64),
+            num_generated=np.array([a.output.completion_tokens for a in answers], dtype=np.int64),
+            prompt_ids=[row.prompt[: len(row.prompt) - row.num_forced] for row in rows],
+            generated_ids=[answer.output.token_ids for answer in answers],
+            bitmask=bitmask,
+            masked_rows=masked,
+        )
+
+    def select(self, logits: Logits, sources: I64, batch: SamplingBatch) -> SampledTokens:
+        """One token a row; ``sources``: int64[R], the rows' places in the launched step.
+
+        Where a row's mask leaves few tokens, only their part of the output layer is computed.
+        """
+        sampler = self._sampler
+        if batch.bitmask is None:
+            return sampler.sample(logits.collect(sources), batch)
+        found = find_candidates(batch.bitmask.numpy(), batch.masked_rows, sampler.num_choices)
+        few, many = np.flatnonzero(found.is_few), np.flatnonzero(~found.is_few)
+        if not len(few):
+            return sampler.sample(logits.collect(sources), batch)
+        few_logits = logits.collect_few(sources[few], found.token_ids)
+        sampled = sampler.sample_among(few_logits, found.token_ids, batch.take(few))
+        if not len(many):
+            return sampled
+        others = sampler.sample(logits.collect(sources[many]), batch.take(many))
+        return sampled.beside(others, few, many)
