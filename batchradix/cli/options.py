@@ -7,14 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
+from batchradix.cli.job_file import read_job_file
 from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError
 
 Input = Annotated[
     str,
     typer.Argument(
-        metavar="INPUT", help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, or -."
+        metavar="INPUT",
+        callback=read_job_file,
+        is_eager=True,
+        help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, -, or a job file (.toml).",
     ),
+]
+Date = Annotated[
+    str | None,
+    typer.Option("--date", help="What {date} in file names stands for: 2026-11-30; today."),
 ]
 Model = Annotated[
     str | None,

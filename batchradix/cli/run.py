@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchradix.cli import options as shared
+from batchradix.cli.job_file import fill_dates
 from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
 from batchradix.errors import OptionError
 
@@ -36,6 +37,7 @@ def run(
     system: shared.System = None,
     null: shared.Null = None,
     id_column: shared.IdColumn = None,
+    date: shared.Date = None,
     keep: Annotated[
         str | None,
         typer.Option("--keep", help="Input columns to carry over: a,b,c or all."),
@@ -109,7 +111,7 @@ def run(
     if restart and resume:
         raise OptionError("--restart and --resume exclude each other")
     config = RunConfig(
-        input=input,
+        input=fill_dates(input, date),
         model=shared.named_model(model),
         schema=schema,
         id_column=id_column,
@@ -140,7 +142,7 @@ def run(
             num_threads=threads,
         ),
         output=OutputOptions(
-            path=output or _default_output(input),
+            path=_dated(output, date) or _default_output(fill_dates(input, date)),
             keep="all" if keep == "all" else tuple(c for c in (keep or "").split(",") if c),
             unnest=unnest,
             restart=restart,
@@ -148,6 +150,10 @@ def run(
         ),
     )
     raise typer.Exit(_run(config, model is None, json_summary, quiet))
+
+
+def _dated(output: Path | None, date: str | None) -> Path | None:
+    return None if output is None else Path(fill_dates(str(output), date))
 
 
 def _default_output(input: str) -> Path:

@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
-    "--id-column", "--null",
+    "--id-column", "--null", "--date",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
