@@ -99,6 +99,9 @@ def run(
         bool, typer.Option("--json", help="End with one JSON object on standard output.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and the end.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, load no weights, write nothing.")
+    ] = False,
 ) -> None:
     """Run every row of INPUT through the model and write one table of answers.
 
@@ -149,6 +152,8 @@ def run(
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
     )
+    if dry_run:
+        raise typer.Exit(_check(config, json_summary, quiet))
     raise typer.Exit(_run(config, model is None, json_summary, quiet))
 
 
@@ -218,6 +223,20 @@ def _run(config: RunConfig, is_default_model: bool, json_summary: bool, quiet: b
     with suppress(BrokenPipeError):  # a reader such as head has left; the table is complete
         print_summary(outcome.summary, json_summary)
     return outcome.summary.exit_code(config.output.allow_failures)
+
+
+def _check(config: RunConfig, as_json: bool, quiet: bool) -> int:
+    from batchradix import pipeline
+    from batchradix.report.progress import choose_progress
+
+    checked = pipeline.check(config, progress=choose_progress(quiet=quiet))
+    if as_json:
+        typer.echo(json.dumps(checked.to_json(), ensure_ascii=False))
+        return 1 if checked.num_error_rows else 0
+    width = max(len(name) for name, _ in checked.lines)
+    for name, text in checked.lines:
+        typer.echo(f"{name:>{width}}  {text}")
+    return 1 if checked.num_error_rows else 0
 
 
 def print_summary(summary: Summary, json_summary: bool) -> None:

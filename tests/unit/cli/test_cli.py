@@ -33,12 +33,13 @@ OPTIONS = {
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--unnest", "--restart", "--resume",
-        "--allow-failures", "--json", "--quiet", "-q",
+        "--allow-failures", "--json", "--quiet", "-q", "--dry-run",
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
 }  # fmt: skip
+OPTIONS["check"] = OPTIONS["run"] - {"--dry-run"}
 
 
 @pytest.fixture(scope="module")
