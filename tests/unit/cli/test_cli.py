@@ -34,10 +34,12 @@ OPTIONS = {
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--unnest", "--restart", "--resume",
         "--allow-failures", "--json", "--quiet", "-q", "--dry-run",
+        "--log-format", "--deadline", "--metrics", "--on-finish",
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
+    "history": {"--limit", "-n", "--json"},
 }  # fmt: skip
 OPTIONS["check"] = OPTIONS["run"] - {"--dry-run"}
 
