@@ -86,6 +86,19 @@ def run(
         bool,
         typer.Option("--no-forced-text", help="Sample what the schema forces too; slower."),
     ] = False,
+    no_repetition_guard: Annotated[
+        bool,
+        typer.Option(
+            "--no-repetition-guard",
+            help="Let answers under a schema go round in circles up to max_tokens.",
+        ),
+    ] = False,
+    keep_truncated: Annotated[
+        bool,
+        typer.Option(
+            "--keep-truncated", help="Keep what truncated answers were closed to; adds `cut`."
+        ),
+    ] = False,
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -159,12 +172,14 @@ def run(
             kv_memory_bytes=shared.parse_size(kv_memory, "--kv-memory"),
             prefix_cache=not no_prefix_cache,
             forced_text=not no_forced_text,
+            repetition_guard=not no_repetition_guard,
             num_threads=threads,
         ),
         output=OutputOptions(
             path=_dated(output, date) or _default_output(fill_dates(input, date)),
             keep="all" if keep == "all" else tuple(c for c in (keep or "").split(",") if c),
             unnest=unnest,
+            keep_truncated=keep_truncated,
             restart=restart,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),

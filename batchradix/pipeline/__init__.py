@@ -4,7 +4,13 @@ from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
 from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, plan, preview, run
 from batchradix.pipeline.parts import Parts, open_parts
-from batchradix.pipeline.planned import Planned, make_job, plan_rows, settle_engine
+from batchradix.pipeline.planned import (
+    Planned,
+    check_budget,
+    make_job,
+    plan_rows,
+    settle_engine,
+)
 
 __all__ = [
     "Answers",
@@ -15,6 +21,7 @@ __all__ = [
     "Planned",
     "RadixEngines",
     "check",
+    "check_budget",
     "drive",
     "make_job",
     "open_parts",

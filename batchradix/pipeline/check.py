@@ -15,7 +15,13 @@ from batchradix.config import EngineSettings, RunConfig
 from batchradix.errors import OutputMismatchError
 from batchradix.pipeline.job import EngineFactory, RadixEngines
 from batchradix.pipeline.parts import Parts, fingerprint, open_parts
-from batchradix.pipeline.planned import Planned, check_device, plan_rows, settle_engine
+from batchradix.pipeline.planned import (
+    Planned,
+    check_budget,
+    check_device,
+    plan_rows,
+    settle_engine,
+)
 from batchradix.report.progress import Progress, Silent
 from batchradix.sink.columns import result_schema
 from batchradix.sink.folder import check_output, other_job
@@ -84,6 +90,7 @@ def check(
     try:
         make_engine = engines(parts.checkpoint, parts.schema)
         check_device(config)
+        check_budget(parts)
         if output is not None:
             _check_table(parts, output)
         with tempfile.TemporaryDirectory(prefix="batchradix-") as folder:
@@ -104,6 +111,7 @@ def _check_table(parts: Parts, output: Path) -> None:
             value_type=None if parts.schema is None else parts.schema.arrow_type,
             keep=parts.source.keep_schema(options.keep) if options.keep else None,
             unnest=options.unnest,
+            keep_truncated=options.keep_truncated,
             metadata={},
         ),
     )
