@@ -182,8 +182,10 @@ class EngineOptions:
 class OutputOptions:
     """Where results go and in which shape.
 
-    ``keep_truncated``: truncated rows keep the value they were closed to, and a column ``cut``
-    says from where on it is not the model's.
+    ``retry``: statuses (``error``, ``truncated``) of an earlier run's rows that run again.
+    ``failed_rows``: a file that takes the input rows that failed. ``abort_after_failures``:
+    error rows after which the run is given up. ``keep_truncated``: truncated rows keep the
+    value they were closed to, and a column ``cut`` says from where on it is not the model's.
     """
 
     path: Path | None = None
@@ -191,9 +193,23 @@ class OutputOptions:
     unnest: bool = False
     keep_truncated: bool = False
     restart: bool = False
+    retry: tuple[str, ...] = ()
+    failed_rows: Path | None = None
     allow_failures: float = 0.0
+    abort_after_failures: int | None = None
 
     def __post_init__(self) -> None:
+        for status in self.retry:
+            _require(
+                status in ("error", "truncated"),
+                f"retry must be error, truncated or both, not {status!r}",
+            )
+        _require(not (self.retry and self.restart), "retry and restart exclude each other")
+        limit = self.abort_after_failures
+        _require(
+            limit is None or (type(limit) is int and limit >= 1),
+            f"abort_after_failures must be an integer of at least 1, not {limit!r}",
+        )
         _require(
             0 <= self.allow_failures <= 1,
             f"allow_failures must be a share between 0% and 100%, not {self.allow_failures}",

@@ -108,6 +108,16 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an earlier run (the default).")
     ] = False,
+    retry: Annotated[
+        str, typer.Option(help="Run an earlier run's failed rows again: error, truncated or both.")
+    ] = "",
+    errors: Annotated[
+        Path | None,
+        typer.Option("--errors", help="Write the input rows that failed here, to run them again."),
+    ] = None,
+    abort_after_failures: Annotated[
+        int | None, typer.Option(help="Give up after so many error rows; exit code 3.")
+    ] = None,
     allow_failures: Annotated[
         str, typer.Option(help="Share of failed rows that still exits 0, such as 0.1%.")
     ] = "0",
@@ -181,6 +191,9 @@ def run(
             unnest=unnest,
             keep_truncated=keep_truncated,
             restart=restart,
+            retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
+            failed_rows=None if errors is None else Path(fill_dates(str(errors), date)),
+            abort_after_failures=abort_after_failures,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
     )

@@ -22,8 +22,9 @@ from batchradix.config import (
     EngineSettings,
     RunConfig,
 )
-from batchradix.errors import InputError
+from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
+from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -121,6 +122,9 @@ def run(
         make_engine = engines(parts.checkpoint, parts.schema)
         check_device(config)
         check_budget(parts)
+        failed_rows = config.output.failed_rows
+        if failed_rows is not None:
+            check_failed_rows(failed_rows, path, parts.source)
         identity = fingerprint(parts)
         if folder is not None:
             check_fingerprint(folder, identity, restart=config.output.restart)
@@ -152,6 +156,8 @@ def run(
             progress.warn(text)
         _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
         result = table.finish() if summary.stopped_by is None else None
+        if failed_rows is not None:
+            summary.failed_rows = write_failed_rows(failed_rows, parts.source, table.failed)
         table.count(summary)
         summary.rows_left = len(planned.rows) - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
@@ -172,6 +178,9 @@ def _answer(
     waiting = table.waiting
     for row in waiting[~np.isin(waiting, planned.plan.order)].tolist():
         table.append(answers.failed(row))
+    if table.num_new_errors:
+        table.commit()
+        _bear(table, parts.config.output.abort_after_failures)
     todo = np.intersect1d(waiting, planned.plan.order)
     if not len(todo):
         table.commit()
@@ -189,6 +198,7 @@ def _answer(
     progress.start(len(planned.rows), table.num_done)
 
     def after_step() -> None:
+        _bear(table, parts.config.output.abort_after_failures)
         table.commit_if_due()
         progress.update(table.num_done, engine.usage)
 
@@ -211,6 +221,16 @@ def _answer(
             table.commit()
         finally:
             engine.close()
+
+
+def _bear(table: Table, most: int | None) -> None:
+    """Gives up where as many rows failed in this run as it may bear."""
+    if most is not None and table.num_new_errors >= most:
+        raise TooManyFailuresError(
+            f"given up after {table.num_new_errors:,} error rows (at most {most:,} were to be "
+            f"borne); what was done is committed: mend the cause and run again with --retry error, "
+            f"or allow more"
+        )
 
 
 def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
