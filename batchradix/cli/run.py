@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchradix.cli import options as shared
-from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
+from batchradix.config import (
+    DEFAULT_GRAMMAR_TIMEOUT_S,
+    EngineOptions,
+    OutputOptions,
+    RunConfig,
+    SamplingOptions,
+)
 from batchradix.errors import OptionError
 
 if TYPE_CHECKING:
@@ -81,6 +87,13 @@ def run(
         bool,
         typer.Option("--no-forced-text", help="Sample what the schema forces too; slower."),
     ] = False,
+    grammar_timeout: Annotated[
+        float, typer.Option(help="Seconds that compiling a schema's grammar may take.")
+    ] = DEFAULT_GRAMMAR_TIMEOUT_S,
+    grammar_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory that it may take; a quarter of the machine's, 4GiB at most."),
+    ] = None,
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -138,6 +151,8 @@ def run(
             prefix_cache=not no_prefix_cache,
             forced_text=not no_forced_text,
             num_threads=threads,
+            grammar_timeout_s=grammar_timeout,
+            grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
         ),
         output=OutputOptions(
             path=output or _default_output(input),
