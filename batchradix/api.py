@@ -194,7 +194,7 @@ class LLM:
         name = _path_text(model, "model")
         self._options = RunConfig(input=None, engine=engine or EngineOptions()).engine
         self.checkpoint = open_checkpoint(name)
-        self._engines = pipeline.RadixEngines(self.checkpoint)
+        self._engines = pipeline.RadixEngines(self.checkpoint, options=self._options)
         self._engine: Engine | None = None
         self._is_closed = False
         self._busy = threading.RLock()  # a signal handler may close while it answers

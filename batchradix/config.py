@@ -19,6 +19,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
+DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -135,7 +136,11 @@ class EngineOptions:
     """How the engine runs; never changes a greedy float32 answer, except for two things:
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
-    circles goes on to ``max_tokens``."""
+    circles goes on to ``max_tokens``.
+
+    ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
+    at most) limit the compiling of one schema's grammar.
+    """
 
     dtype: DType = "auto"
     device: str = "auto"
@@ -148,6 +153,8 @@ class EngineOptions:
     forced_text: bool = True
     repetition_guard: bool = True
     num_threads: int | None = None
+    grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
+    grammar_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -165,13 +172,21 @@ class EngineOptions:
             self.attention in ("auto", "torch"),
             f"attention must be auto or torch, not {self.attention!r}",
         )
-        for name in ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads"):
+        counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
+        for name in (*counts, "grammar_memory_bytes"):
             value = getattr(self, name)
             _require(
                 value is None
                 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
                 f"{name} must be an integer of at least 1, not {value!r}",
             )
+        seconds = self.grammar_timeout_s
+        _require(
+            isinstance(seconds, (int, float))
+            and not isinstance(seconds, bool)
+            and 0 < seconds <= 1e6,
+            f"grammar_timeout must be a number of seconds above 0 (at most 1e6), not {seconds!r}",
+        )
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "kv_tokens and kv_memory exclude each other; give one of them",

@@ -17,7 +17,13 @@ import typer
 from batchradix.cli import options as shared
 from batchradix.cli.ending import Ending
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
+from batchradix.config import (
+    DEFAULT_GRAMMAR_TIMEOUT_S,
+    EngineOptions,
+    OutputOptions,
+    RunConfig,
+    SamplingOptions,
+)
 from batchradix.errors import BatchradixError, OptionError
 from batchradix.report.progress import Progress, choose_progress
 
@@ -99,6 +105,13 @@ def run(
             "--keep-truncated", help="Keep what truncated answers were closed to; adds `cut`."
         ),
     ] = False,
+    grammar_timeout: Annotated[
+        float, typer.Option(help="Seconds that compiling a schema's grammar may take.")
+    ] = DEFAULT_GRAMMAR_TIMEOUT_S,
+    grammar_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory that it may take; a quarter of the machine's, 4GiB at most."),
+    ] = None,
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -184,6 +197,8 @@ def run(
             forced_text=not no_forced_text,
             repetition_guard=not no_repetition_guard,
             num_threads=threads,
+            grammar_timeout_s=grammar_timeout,
+            grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
         ),
         output=OutputOptions(
             path=_dated(output, date) or _default_output(fill_dates(input, date)),

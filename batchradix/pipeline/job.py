@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -17,8 +18,10 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import (
+    EngineOptions,
     EngineSettings,
     RunConfig,
 )
@@ -72,14 +75,32 @@ class Outcome:
 
 
 class RadixEngines:
-    """Makes the engine of this package; grammars compile before weights load."""
+    """Makes the engine of this package; grammars compile before weights load.
 
-    def __init__(self, checkpoint: Checkpoint, schema: OutputSchema | None = None) -> None:
+    ``options`` limit what compiling takes.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        schema: OutputSchema | None = None,
+        *,
+        options: EngineOptions | None = None,
+    ) -> None:
         from batchradix.engine.grammar.compiler import GrammarCompiler
+        from batchradix.engine.grammar.disk_cache import GrammarDiskCache
 
+        options = options or EngineOptions()
         self._checkpoint = checkpoint
         tokenizer = checkpoint.tokenizer
-        self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_ids)
+        self._grammars = GrammarCompiler(
+            tokenizer,
+            checkpoint.config.vocab_size,
+            tokenizer.eos_ids,
+            timeout_s=options.grammar_timeout_s,
+            memory_bytes=options.grammar_memory_bytes,
+            cache=GrammarDiskCache(cache_folder()),
+        )
         self.check(schema)
 
     def check(self, schema: OutputSchema | None) -> None:
@@ -94,6 +115,7 @@ class RadixEngines:
     def __call__(self, settings: EngineSettings) -> Engine:
         from batchradix.engine.core import RadixEngine
 
+        self._grammars.close()  # its process has no more to do, and weights want the memory
         detokenizer = IncrementalDetokenizer(self._checkpoint.tokenizer.token_bytes)
         return RadixEngine(self._checkpoint, settings, detokenizer, grammars=self._grammars)
 
@@ -104,7 +126,7 @@ def run(
     progress: Progress | None = None,
     stop_requested: StopRequested = lambda: None,
     warnings: Iterable[str] = (),
-    engines: EngineFactory = RadixEngines,
+    engines: EngineFactory | None = None,
 ) -> Outcome:
     """The whole job, from the input to the finished table.
 
@@ -113,6 +135,7 @@ def run(
     Raises the errors of `errors` (a `UsageError` before weights load).
     """
     progress = progress or Silent()
+    engines = engines or partial(RadixEngines, options=config.engine)
     with ExitStack() as stack:
         started_s = time.monotonic()
         path = config.output.path
@@ -237,7 +260,9 @@ def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
     """What a job shares; tokenises every row, loads no weights."""
     parts = open_parts(config, progress=progress or Silent())
     try:
-        opening = None if parts.schema is None else RadixEngines(parts.checkpoint).opening
+        opening = None
+        if parts.schema is not None:
+            opening = RadixEngines(parts.checkpoint, options=config.engine).opening
         with TemporaryDirectory(prefix="batchradix-") as folder:
             return plan_rows(
                 parts, folder=Path(folder), progress=progress or Silent(), opening=opening
