@@ -226,6 +226,7 @@ class LLM:
                 raise EngineError("this LLM is closed; make a new one")
             parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
             self._engines.check(parts.schema)
+            pipeline.check_scores(parts, self._engines.check_scores)
             planned = pipeline.plan_rows(
                 parts, folder=None, progress=Silent(), opening=self._engines.opening
             )

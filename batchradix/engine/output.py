@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyState
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.types import DetokenizerState, FinishReason, RowSettings
 
@@ -24,7 +24,7 @@ class RowOutput:
         max_tokens: int,
         eos_ids: frozenset[int],
         detokenizer: DetokenizerState,
-        grammar: GrammarState | None,
+        grammar: AnyState | None,
     ) -> None:
         self.grammar = grammar
         self.token_ids: list[int] = []  # without the end-of-sequence token

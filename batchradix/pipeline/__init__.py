@@ -3,7 +3,13 @@
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, plan, preview, run
 from batchradix.pipeline.parts import Parts, open_parts
-from batchradix.pipeline.planned import Planned, make_job, plan_rows, settle_engine
+from batchradix.pipeline.planned import (
+    Planned,
+    check_scores,
+    make_job,
+    plan_rows,
+    settle_engine,
+)
 
 __all__ = [
     "Answers",
@@ -12,6 +18,7 @@ __all__ = [
     "Parts",
     "Planned",
     "RadixEngines",
+    "check_scores",
     "drive",
     "make_job",
     "open_parts",

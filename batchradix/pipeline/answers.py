@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -75,7 +76,14 @@ class Answers:
             cached_tokens=int(self._planned.cached[row]),
             completion_tokens=0 if completion is None else completion.completion_tokens,
             content_key=rows.content_keys[row].tobytes(),
+            probabilities=_probabilities(completion),
         )
+
+
+def _probabilities(completion: Completion | None) -> tuple[float, ...] | None:
+    if completion is None or completion.choice_logprobs is None:
+        return None
+    return tuple(map(math.exp, completion.choice_logprobs))
 
 
 def drive(

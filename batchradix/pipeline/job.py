@@ -25,7 +25,13 @@ from batchradix.config import (
 from batchradix.errors import InputError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
-from batchradix.pipeline.planned import Planned, check_device, plan_rows, settle_engine
+from batchradix.pipeline.planned import (
+    Planned,
+    check_device,
+    check_scores,
+    plan_rows,
+    settle_engine,
+)
 from batchradix.pipeline.table import Table
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
@@ -47,6 +53,10 @@ class EngineMaker(Protocol):
 
     def opening(self, spec: GrammarSpec) -> Sequence[int]:
         """The tokens with which every answer under a grammar begins, () to sample them too."""
+        ...
+
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where a grammar's choices are too many to look at each."""
         ...
 
     def __call__(self, settings: EngineSettings) -> Engine: ...
@@ -84,6 +94,10 @@ class RadixEngines:
         """The tokens with which every answer under a grammar begins."""
         return self._grammars.opening(spec)
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where a grammar's choices part at too many places."""
+        self._grammars.check_scores(spec)
+
     def __call__(self, settings: EngineSettings) -> Engine:
         from batchradix.engine.core import RadixEngine
 
@@ -114,6 +128,7 @@ def run(
         stack.callback(parts.source.close)
         make_engine = engines(parts.checkpoint, parts.schema)
         check_device(config)
+        check_scores(parts, make_engine.check_scores)
         identity = fingerprint(parts)
         if folder is not None:
             check_fingerprint(folder, identity, restart=config.output.restart)
@@ -130,6 +145,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            probabilities=config.sampling.probabilities,
         )
         summary = Summary(
             model=parts.checkpoint.name,

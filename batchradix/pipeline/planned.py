@@ -120,6 +120,13 @@ def check_device(config: RunConfig) -> None:
     find_device(config.engine.device)
 
 
+def check_scores(parts: Parts, check: Callable[[GrammarSpec], None]) -> None:
+    """Lets ``check`` see the grammar of a job that wants probabilities, or to choose by them."""
+    sampling = parts.config.sampling
+    if parts.schema is not None and (sampling.probabilities or sampling.choose == "joint"):
+        check(parts.schema.grammar)
+
+
 def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     """The engine's open options from machine, model and plan."""
     from batchradix.engine.device import find_device

@@ -10,17 +10,20 @@ from functools import cached_property
 
 import numpy as np
 import xgrammar
+from numpy.typing import NDArray
 
+from batchradix.engine.grammar.choices import CompiledChoices, compile_choices
 from batchradix.engine.grammar.compiled import CompiledGrammar
 from batchradix.engine.grammar.endless import always_ends
 from batchradix.engine.grammar.forced import ForcedText, GrammarTokenizer
 from batchradix.engine.grammar.json_grammar import json_grammar
 from batchradix.engine.grammar.notices import NativeNotices, plain_message
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyGrammar, start
 from batchradix.errors import SchemaError
 from batchradix.types import GrammarSpec
 
 SLOW_AFTER_S = 3.0
+MAX_BRANCHES = 256  # where probabilities are wanted
 
 _log = logging.getLogger(__name__)
 
@@ -44,19 +47,23 @@ class GrammarCompiler:
         self.stop_ids = tuple(sorted({i for i in eos_ids if 0 <= i < vocab_size}))
         self._tokenizer = tokenizer
         self._num_threads = num_threads
-        self._compiled: dict[GrammarSpec, CompiledGrammar] = {}
+        self._compiled: dict[GrammarSpec, AnyGrammar] = {}
         self._lock = threading.Lock()
 
-    def compile(self, spec: GrammarSpec, *, timeout_s: float | None = None) -> CompiledGrammar:
+    def compile(self, spec: GrammarSpec, *, timeout_s: float | None = None) -> AnyGrammar:
         """The compiled grammar of ``spec``, made on first use and kept.
 
-        Kinds: ``json_schema`` (JSON text), ``regex`` (whole answer), ``ebnf`` (rule ``root``).
+        Kinds: ``json_schema`` (JSON text), ``regex`` (whole answer), ``ebnf`` (rule ``root``),
+        ``choices`` (a JSON list of texts), which becomes a `CompiledChoices`.
         Says so in the log when it takes long. Raises `SchemaError` naming the cause when the
         grammar is rejected or is not ready after ``timeout_s``.
         """
         with self._lock:
             if spec not in self._compiled:
-                self._compiled[spec] = self._compile(spec, timeout_s)
+                if spec.kind == "choices":
+                    self._compiled[spec] = self._choices(spec)
+                else:
+                    self._compiled[spec] = self._compile(spec, timeout_s)
             return self._compiled[spec]
 
     @cached_property
@@ -69,7 +76,20 @@ class GrammarCompiler:
 
         Raises `SchemaError` as `compile` does.
         """
-        return self.forced.next_ids(GrammarState(self.compile(spec)))
+        return self.forced.next_ids(start(self.compile(spec)))
+
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where every choice of ``spec`` cannot be looked at: it has none,
+        or they part at more than `MAX_BRANCHES` places, each of which costs a pass."""
+        compiled = self.compile(spec)
+        if not isinstance(compiled, CompiledChoices):
+            raise SchemaError("schema: probabilities need answers out of a few, such as an enum")
+        if len(compiled.branches) > MAX_BRANCHES:
+            raise SchemaError(
+                f"schema: its {len(compiled.texts):,} answers part at {len(compiled.branches):,} "
+                f"places, and probabilities take a pass through the model for each; at most "
+                f"{MAX_BRANCHES} are allowed, so give fewer choices or leave probabilities out"
+            )
 
     @cached_property
     def _native(self) -> xgrammar.GrammarCompiler:
@@ -89,19 +109,33 @@ class GrammarCompiler:
             )
         # Only what refers to itself can go on for ever.
         may_recur = spec.kind == "ebnf" or (spec.kind == "json_schema" and '"$ref"' in spec.source)
-        stop_words = np.zeros(-(-self.vocab_size // 32), dtype=np.uint32)
-        spare = range(self.vocab_size, 32 * len(stop_words))
-        for i in (*self.stop_ids, *spare):
-            stop_words[i // 32] |= np.uint32(1 << (i % 32))
         return CompiledGrammar(
             spec=spec,
             native=native,
             vocab_size=self.vocab_size,
-            stop_words=stop_words.view(np.int32),
+            stop_words=self._stop_words,
             always_ends=not may_recur or always_ends(str(native.grammar)),
             notices=tuple(notices.messages),
             compile_s=time.perf_counter() - started,
         )
+
+    def _choices(self, spec: GrammarSpec) -> CompiledChoices:
+        return compile_choices(
+            spec,
+            spell=self.forced.spell,
+            token_bytes=self._tokenizer.token_bytes[: self.vocab_size],
+            stop_ids=self.stop_ids,
+            stop_words=self._stop_words,
+            vocab_size=self.vocab_size,
+        )
+
+    @cached_property
+    def _stop_words(self) -> NDArray[np.int32]:
+        stop_words = np.zeros(-(-self.vocab_size // 32), dtype=np.uint32)
+        spare = range(self.vocab_size, 32 * len(stop_words))
+        for i in (*self.stop_ids, *spare):
+            stop_words[i // 32] |= np.uint32(1 << (i % 32))
+        return stop_words.view(np.int32)
 
 
 def _grammar(spec: GrammarSpec) -> xgrammar.Grammar:
