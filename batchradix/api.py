@@ -239,6 +239,7 @@ class LLM:
             parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
             self._engines.check(parts.schema)
             pipeline.check_budget(parts)
+            pipeline.check_scores(parts, self._engines.check_scores)
             planned = pipeline.plan_rows(
                 parts, folder=None, progress=Silent(), opening=self._engines.opening
             )

@@ -31,7 +31,12 @@ def _require(condition: bool, sentence: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Sampling for every row that does not say otherwise in a column of the same name."""
+    """Sampling for every row that does not say otherwise in a column of the same name.
+
+    ``probabilities`` and ``choose`` are the run's alone, for answers out of a few:
+    ``probabilities`` gives those of every choice; ``choose`` is ``walk`` (token by token, as any
+    answer) or ``joint`` (the choice that is likeliest as a whole, which leaves nothing to draw).
+    """
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -43,6 +48,8 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    probabilities: bool = False
+    choose: Literal["walk", "joint"] = "walk"
 
     def __post_init__(self) -> None:
         def finite(name: str) -> float:
@@ -91,6 +98,18 @@ class SamplingOptions:
         _require(
             isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
             f"stop must be non-empty strings, not {self.stop!r}",
+        )
+        _require(
+            isinstance(self.probabilities, bool),
+            f"probabilities must be True or False, not {self.probabilities!r}",
+        )
+        _require(
+            self.choose in ("walk", "joint"), f"choose must be walk or joint, not {self.choose!r}"
+        )
+        _require(
+            self.choose == "walk" or self.temperature == 0,
+            f"choose joint takes the likeliest choice and draws nothing, so temperature must be "
+            f"0, not {self.temperature}",
         )
 
 

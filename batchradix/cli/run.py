@@ -71,6 +71,14 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Ends an answer; may be given again.")
     ] = None,
+    probabilities: Annotated[
+        bool,
+        typer.Option("--probabilities", help="A column of every choice's probability."),
+    ] = False,
+    choose: Annotated[
+        str,
+        typer.Option(help="Among choices: walk (token by token) or joint (the likeliest whole)."),
+    ] = "walk",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
@@ -184,6 +192,8 @@ def run(
             frequency_penalty=frequency_penalty,
             seed=seed,
             stop=tuple(stop or ()),
+            probabilities=probabilities,
+            choose=choose,  # type: ignore[arg-type]  # checked by SamplingOptions
         ),
         engine=EngineOptions(
             dtype=dtype,  # type: ignore[arg-type]  # checked by EngineOptions

@@ -33,6 +33,7 @@ from batchradix.pipeline.planned import (
     Planned,
     check_budget,
     check_device,
+    check_scores,
     plan_rows,
     settle_engine,
 )
@@ -57,6 +58,10 @@ class EngineMaker(Protocol):
 
     def opening(self, spec: GrammarSpec) -> Sequence[int]:
         """The tokens with which every answer under a grammar begins, () to sample them too."""
+        ...
+
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where a grammar's choices are too many to look at each."""
         ...
 
     def __call__(self, settings: EngineSettings) -> Engine: ...
@@ -112,6 +117,10 @@ class RadixEngines:
         """The tokens with which every answer under a grammar begins."""
         return self._grammars.opening(spec)
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where a grammar's choices part at too many places."""
+        self._grammars.check_scores(spec)
+
     def __call__(self, settings: EngineSettings) -> Engine:
         from batchradix.engine.core import RadixEngine
 
@@ -148,6 +157,7 @@ def run(
         failed_rows = config.output.failed_rows
         if failed_rows is not None:
             check_failed_rows(failed_rows, path, parts.source)
+        check_scores(parts, make_engine.check_scores)
         identity = fingerprint(parts)
         if folder is not None:
             check_fingerprint(folder, identity, restart=config.output.restart)
@@ -164,6 +174,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            probabilities=config.sampling.probabilities,
         )
         summary = Summary(
             model=parts.checkpoint.name,

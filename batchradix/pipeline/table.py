@@ -48,6 +48,7 @@ class Table:
 
     With a ``folder`` (its fingerprint checked) rows that an earlier run committed are done
     already; without one results stay in memory. ``metadata`` goes into the finished file.
+    ``probabilities``: there is a column of those of the schema's choices.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Table:
         metadata: Mapping[str, str],
         fingerprint: Mapping[str, Any],
         folder: RunFolder | None,
+        probabilities: bool = False,
     ) -> None:
         self._rows = rows
         self._source = source
@@ -71,11 +73,13 @@ class Table:
         """bool[n]: rows that have a result which is not ok."""
         self.warnings: tuple[str, ...] = ()
         value_type = None if schema is None else schema.arrow_type
+        choices = schema.choices if schema is not None and probabilities else None
         keep = source.keep_schema(options.keep) if options.keep else None
         self._schema = _mark_value(
             result_schema(
                 id_type=source.id_type,
                 value_type=value_type,
+                choices=choices,
                 keep=keep,
                 unnest=options.unnest,
                 keep_truncated=options.keep_truncated,
@@ -84,7 +88,7 @@ class Table:
             schema,
         )
         encode = None if schema is None else schema.to_arrow
-        inner = shard_schema(id_type=source.id_type, value_type=value_type)
+        inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)
         done = np.zeros(len(rows), dtype=bool)
         self._sink: ShardWriter | MemorySink
         if folder is None:

@@ -13,16 +13,18 @@ from typing import TypeVar
 
 import numpy as np
 import xgrammar
+from numpy.typing import NDArray
 
 from batchradix.config import DEFAULT_GRAMMAR_TIMEOUT_S
 from batchradix.engine.grammar.build import Built, build, native_compiler, tokenizer_info
 from batchradix.engine.grammar.child import CompilerChild, Rejected, Serialised
+from batchradix.engine.grammar.choices import CompiledChoices, compile_choices
 from batchradix.engine.grammar.compiled import CompiledGrammar
 from batchradix.engine.grammar.cost import is_cheap
 from batchradix.engine.grammar.disk_cache import GrammarDiskCache, GrammarKeys
 from batchradix.engine.grammar.forced import ForcedText, GrammarTokenizer
 from batchradix.engine.grammar.notices import NativeNotices, plain_message
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyGrammar, start
 from batchradix.errors import SchemaError
 from batchradix.types import GrammarSpec
 
@@ -32,6 +34,7 @@ MAX_KEPT = 256
 MAX_KEPT_BYTES = 512 * 2**20
 _START_TIMEOUT_S = 120.0
 _MOST_DEFAULT_MEMORY_BYTES = 4 * 2**30
+MAX_BRANCHES = 256  # where probabilities are wanted
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -71,21 +74,24 @@ class GrammarCompiler:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes or default_memory_bytes()
         self._cache = cache
-        self._compiled: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        self._compiled: OrderedDict[GrammarSpec, AnyGrammar] = OrderedDict()
         self._child: CompilerChild | None = None
         self._lock = threading.Lock()
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def compile(self, spec: GrammarSpec) -> AnyGrammar:
         """The compiled grammar of ``spec``, made on first use and kept.
 
-        Kinds: ``json_schema`` (JSON text), ``regex`` (whole answer), ``ebnf`` (rule ``root``).
+        Kinds: ``json_schema`` (JSON text), ``regex`` (whole answer), ``ebnf`` (rule ``root``),
+        ``choices`` (a JSON list of texts), which becomes a `CompiledChoices`.
         Says so in the log when it takes long. Raises `SchemaError` naming the cause when the
         grammar is rejected, no answer could end, or it takes too much time or memory.
         """
         with self._lock:
             found = self._compiled.get(spec)
             if found is None:
-                found = self._compiled[spec] = self._compile(spec)
+                is_listed = spec.kind == "choices"
+                found = self._choices(spec) if is_listed else self._compile(spec)
+                self._compiled[spec] = found
                 self._forget()
             self._compiled.move_to_end(spec)
             return found
@@ -106,16 +112,29 @@ class GrammarCompiler:
 
         Raises `SchemaError` as `compile` does.
         """
-        return self.forced.next_ids(GrammarState(self.compile(spec)))
+        return self.forced.next_ids(start(self.compile(spec)))
+
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where every choice of ``spec`` cannot be looked at: it has none,
+        or they part at more than `MAX_BRANCHES` places, each of which costs a pass."""
+        compiled = self.compile(spec)
+        if not isinstance(compiled, CompiledChoices):
+            raise SchemaError("schema: probabilities need answers out of a few, such as an enum")
+        if len(compiled.branches) > MAX_BRANCHES:
+            raise SchemaError(
+                f"schema: its {len(compiled.texts):,} answers part at {len(compiled.branches):,} "
+                f"places, and probabilities take a pass through the model for each; at most "
+                f"{MAX_BRANCHES} are allowed, so give fewer choices or leave probabilities out"
+            )
 
     def _forget(self) -> None:
         """Lets go of what was not used for longest; rows that use it keep it alive."""
-        num_bytes = sum(one.native.memory_size_bytes for one in self._compiled.values())
+        num_bytes = sum(map(_num_bytes, self._compiled.values()))
         while len(self._compiled) > 1 and (
             len(self._compiled) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES
         ):
             _, oldest = self._compiled.popitem(last=False)
-            num_bytes -= oldest.native.memory_size_bytes
+            num_bytes -= _num_bytes(oldest)
 
     @cached_property
     def _info(self) -> xgrammar.TokenizerInfo:
@@ -141,19 +160,33 @@ class GrammarCompiler:
             built = self._built_here(spec) if cheap else self._built_in_child(spec, key)
             if cheap and time.perf_counter() - started > STORED_AFTER_S:
                 self._store(key, _serialised(built))
-        stop_words = np.zeros(-(-self.vocab_size // 32), dtype=np.uint32)
-        spare = range(self.vocab_size, 32 * len(stop_words))
-        for i in (*self.stop_ids, *spare):
-            stop_words[i // 32] |= np.uint32(1 << (i % 32))
         return CompiledGrammar(
             spec=spec,
             native=built.native,
             vocab_size=self.vocab_size,
-            stop_words=stop_words.view(np.int32),
+            stop_words=self._stop_words,
             always_ends=built.always_ends,
             notices=built.notices,
             compile_s=time.perf_counter() - started,
         )
+
+    def _choices(self, spec: GrammarSpec) -> CompiledChoices:
+        return compile_choices(
+            spec,
+            spell=self.forced.spell,
+            token_bytes=self._tokenizer.token_bytes[: self.vocab_size],
+            stop_ids=self.stop_ids,
+            stop_words=self._stop_words,
+            vocab_size=self.vocab_size,
+        )
+
+    @cached_property
+    def _stop_words(self) -> NDArray[np.int32]:
+        stop_words = np.zeros(-(-self.vocab_size // 32), dtype=np.uint32)
+        spare = range(self.vocab_size, 32 * len(stop_words))
+        for i in (*self.stop_ids, *spare):
+            stop_words[i // 32] |= np.uint32(1 << (i % 32))
+        return stop_words.view(np.int32)
 
     def _cached(self, key: str | None) -> Built | None:
         found = None if self._cache is None or key is None else self._cache.load(key)
@@ -205,6 +238,12 @@ class GrammarCompiler:
             raise
         self._store(key, done)
         return self._read(done)
+
+
+def _num_bytes(grammar: AnyGrammar) -> int:
+    if isinstance(grammar, CompiledChoices):
+        return sum(map(len, grammar.texts))  # as good as nothing
+    return int(grammar.native.memory_size_bytes)
 
 
 def _serialised(built: Built) -> Serialised:

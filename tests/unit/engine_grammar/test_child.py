@@ -27,7 +27,7 @@ from batchradix.types import GrammarSpec
 # Takes more than a second and ten MiB even with a vocabulary of bytes.
 COSTLY = GrammarSpec(kind="regex", source="((a{1,200}b){1,200}c){1,200}")
 EBNF = GrammarSpec(kind="ebnf", source='root ::= "x" | "y" root')
-BYTES = tuple(bytes([i]) for i in range(256)) + (b"",)
+BYTES = (*tuple(bytes([i]) for i in range(256)), b"")
 
 
 class ByteTokens:
