@@ -71,6 +71,9 @@ class Flaky:
     def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
         return ()
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        return
+
     def __call__(self, *parts: object) -> Any:
         """Is its own factory and maker."""
         return self
