@@ -285,9 +285,9 @@ class Status(StrEnum):
 class Result:
     """One finished row as the sinks take it.
 
-    ``value`` is None unless ``status`` is ok, or is truncated and such values are kept; ``cut``
-    is then the JSON pointer of the first field that was cut short. ``probabilities``: of each
-    choice, where the run asked for them.
+    ``text`` of a truncated answer is the closed one. ``value`` is None unless ``status`` is ok,
+    or is truncated and such values are kept; ``cut`` is then the JSON pointer of the first field
+    that was cut short. ``probabilities``: of each choice, where the run asked for them.
     """
 
     row: int

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from batchradix.engine.grammar.open_text import NotJson, first_cut
+from batchradix.engine.grammar.open_text import first_cut
 from batchradix.errors import RowError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, make_job
@@ -100,7 +100,7 @@ def _first_cut(completion: Completion) -> str:
     begun = completion.text.encode()[: completion.cut_at].decode()
     try:
         return first_cut(begun, completion.text)
-    except NotJson:
+    except ValueError:  # no JSON
         return ""
 
 

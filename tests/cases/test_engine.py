@@ -267,6 +267,6 @@ def test_rows_with_and_without_a_schema_s_end_share_a_batch(
         if len(row["prompt"]) > 500:
             assert found["error"]["code"] == "prompt_too_long"
         elif row["max_tokens"] == 5:
-            assert (found["status"], found["text"]) == ("truncated", '"aaaa')
+            assert (found["status"], found["text"]) == ("truncated", '"aaa"')
         else:
             assert (found["status"], found["value"]) == ("ok", "a" * 9)

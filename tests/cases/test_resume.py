@@ -296,7 +296,7 @@ def test_another_job_never_mixes_with_what_is_there(
     folder: Path, cli: Any, markov: Path, files: ModuleType, options: list[Any]
 ) -> None:
     files.write_jsonl("jobs.jsonl", [{"id": 1, "prompt": "a"}])
-    same = ["run", "jobs.jsonl", "--model", markov, "--max-tokens", 3, "--dtype", "float32",
+    same = ["run", "jobs.jsonl", "--model", markov, "--max-tokens", 12, "--dtype", "float32",
             "-o", "o.parquet"]  # fmt: skip
     assert cli(*same).code == 0
     before = _digest("o.parquet")

@@ -299,10 +299,41 @@ def test_a_budget_that_ends_inside_an_answer_is_said_and_gives_no_value(
     assert ran.code == 3
     rows = files.read_rows("o.jsonl")
     assert [row["status"] for row in rows] == ["truncated", "truncated"]
-    assert [row["finish_reason"] for row in rows] == ["length", "length"]
+    assert [row["finish_reason"] for row in rows] == ["length", "repetition"]
     assert [row["value"] for row in rows] == [None, None]
-    assert rows[0]["text"] == '{"s":"aaa'
-    assert rows[1]["completion_tokens"] == 512 - 2  # all the context
+    assert rows[0]["text"] == '{"s":"a"}'
+    assert json.loads(rows[1]["text"])["s"].startswith("a" * 100)
+
+
+def test_the_closed_value_is_kept_when_asked_for_with_the_field_that_was_cut(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    files.write_json("schema.json", _object(s={"type": "string"}, n={"type": "integer"}))
+    files.write_jsonl("jobs.jsonl", [{"id": "a", "prompt": "x"}])
+    same = ("run", "jobs.jsonl", "--schema", "schema.json", "--model", const("a"),
+            "--no-repetition-guard", "--max-tokens", 200, "-o", "o.jsonl")  # fmt: skip
+    assert cli(*same).code == 3
+    (row,) = files.read_rows("o.jsonl")
+    assert "cut" not in row
+    assert cli(*same, "--keep-truncated").code == 3
+    (kept,) = files.read_rows("o.jsonl")
+    assert kept["status"] == "truncated"
+    assert kept["value"] == json.loads(row["text"])
+    assert kept["cut"] == "/s"
+    assert kept["completion_tokens"] == 200
+
+
+def test_a_budget_below_every_answer_is_refused_with_the_remedy(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    files.write_json("schema.json", _object(s={"type": "string"}))
+    files.write_jsonl("jobs.jsonl", [{"id": "a", "prompt": "x"}])
+    ran = cli("run", "jobs.jsonl", "--schema", "schema.json", "--model", const("a"),
+              "--max-tokens", 7, "-o", "o.jsonl")  # fmt: skip
+    assert ran.code == 2
+    assert 'max_tokens is 7, and the shortest answer of the schema, {"s":""}, takes 8' in ran.err
+    assert "loading" not in ran.err
+    assert not Path("o.jsonl").exists()
 
 
 def test_a_stop_string_inside_an_answer_never_makes_a_valid_one(

@@ -20,6 +20,7 @@ from batchradix.config import EngineOptions, RunConfig, SamplingOptions
 from batchradix.engine import candidates
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
+from batchradix.engine.grammar.state import GrammarState
 from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec
 
 MAX_TOKENS = 40
@@ -269,6 +270,12 @@ def test_random_schemas_are_answered_as_by_the_plain_loop(
         case.reference(p, spec, limit) for (p, spec), limit in zip(rows, limits, strict=True)
     ]
     assert constrained.compare(completions, references) <= 1
+    for completion, (_, spec), limit in zip(completions, rows, limits, strict=True):
+        assert completion.completion_tokens <= limit
+        if completion.finish_reason is FinishReason.STOP or completion.cut_at is not None:
+            state = GrammarState(case.grammars.compile(spec))
+            assert state.accept_text(completion.text)
+            assert state.can_stop
     assert engine.usage.computed_tokens == job.tree.distinct_tokens
 
 
@@ -339,7 +346,9 @@ def test_the_opening_is_planned_with_the_prompts_and_counted_as_answer(
     assert summary["decode_steps"] < sampled["decode_steps"] / 2
 
 
-def test_a_budget_below_the_opening_truncates_the_row(case: Case, constrained: ModuleType) -> None:
+def test_a_budget_below_the_shortest_answer_is_the_row_s_error(
+    case: Case, constrained: ModuleType
+) -> None:
     schema = constrained.object_of(a_property_with_a_long_name=constrained.FLAG)
     rows = [{"prompt": "x", "max_tokens": n} for n in (1, 2, 3, 60)]
     for prefill_tokens in (1, 64):
@@ -347,10 +356,8 @@ def test_a_budget_below_the_opening_truncates_the_row(case: Case, constrained: M
         outcome = pipeline.run(config(case, schema, input=rows, engine=engine))
         assert outcome.table is not None
         found = outcome.table.to_pylist()
-        assert [row["status"] for row in found] == ["truncated"] * 3 + ["ok"]
-        assert [row["completion_tokens"] for row in found[:3]] == [1, 2, 3]
-        assert [row["finish_reason"] for row in found[:3]] == ["length"] * 3
-        assert all('{"a_property_with_a_long_name":'.startswith(r["text"]) for r in found[:3])
+        assert [row["status"] for row in found] == ["error"] * 3 + ["ok"]
+        assert [row["error"]["code"] for row in found[:3]] == ["bad_setting"] * 3
         assert outcome.summary.usage.computed_tokens == outcome.summary.distinct_tokens
 
 

@@ -97,7 +97,8 @@ class Closer:
             opened = read_open(text)
             if opened:
                 return _Ending(self._outline, text, opened).ways(0, self._outline.root)
-        except (ValueError, RecursionError):  # no JSON, no character, or nested too deeply
+        except (ValueError, ArithmeticError, RecursionError):
+            # No JSON, no character, a number beyond reckoning, or nested too deeply.
             return []
         if opened is None:
             return []

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchradix.engine.grammar.open_text import (
-    NotJson,
     OpenArray,
     OpenObject,
     OpenScalar,
@@ -59,7 +58,7 @@ class RepetitionGuard:
         text = self._bytes(token_ids)
         try:
             opened = read_open(text) or []
-        except (NotJson, RecursionError):
+        except (ValueError, RecursionError):
             return False
         if num_repeating:
             since = len(text) - len(self._bytes(token_ids[len(token_ids) - num_repeating :]))

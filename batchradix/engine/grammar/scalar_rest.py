@@ -10,6 +10,7 @@ from typing import Any
 # Digits after the point that are tried for a number between narrow bounds.
 _MAX_DECIMALS = 12
 _MAX_DIGITS = 40
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _UNITS = re.compile(r"(?:\\u[0-9a-fA-F]{4}|\\[^u]|[^\\])*", re.DOTALL)
 _HIGH_SURROGATE = re.compile(r"(?:^|[^\\])(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
@@ -121,6 +122,8 @@ def _bounds(schema: dict[str, Any]) -> tuple[Decimal, Decimal]:
 def _fits(text: str, schema: dict[str, Any]) -> bool:
     if _WHOLE_NUMBER.fullmatch(text) is None:
         return False
+    if not _BOUNDS & schema.keys():
+        return True  # whatever its exponent, for which a Decimal may be too small
     value = Decimal(text)
     return (
         value >= Decimal(str(schema.get("minimum", "-Infinity")))

@@ -323,3 +323,9 @@ def test_a_constant_is_closed_as_the_grammar_spells_it(byte_compiler, value):
     for text in (b"", b'{"k":'):
         whole = text + closed(byte_compiler, spec, text)
         assert json.loads(whole) == {"k": value}
+
+
+@pytest.mark.parametrize("number", [b"1E99999999999999999999", b"1" * 60, b"0." + b"3" * 60])
+def test_a_number_beyond_reckoning_is_closed_too(byte_compiler, number):
+    spec = spec_of({"type": "array", "items": {"type": "number"}})
+    assert closed(byte_compiler, spec, b"[" + number) == b"]"

@@ -112,11 +112,13 @@ def test_an_answer_cut_short_is_ok_as_text_and_truncated_under_a_schema(
     tiny_model_folder: MakeTinyModel,
 ) -> None:
     model = str(tiny_model_folder("const", prefer='7}"1'))
-    rows = [{"prompt": "x", "max_tokens": n} for n in (3, 64)]
+    schema = {"type": "array", "items": {"enum": [7]}, "maxItems": 4}
+    rows = [{"prompt": "x", "max_tokens": n} for n in (4, 64)]
     assert [row["status"] for row in run_table(config(model, rows))] == ["ok", "ok"]
-    found = run_table(config(model, rows, schema=DIGIT))
+    found = run_table(config(model, rows, schema=schema))
     assert [row["status"] for row in found] == ["truncated", "ok"]
-    assert [row["value"] for row in found] == [None, {"n": 7}]
+    assert [row["value"] for row in found] == [None, [7, 7, 7, 7]]
+    assert found[0]["text"] == "[7]"
     assert [row["finish_reason"] for row in found] == ["length", "stop"]
 
 
@@ -142,7 +144,9 @@ def test_no_rows_make_an_empty_table_of_the_same_columns(markov: str, tmp_path: 
     empty, one = tmp_path / "empty.jsonl", tmp_path / "one.jsonl"
     empty.write_text("")
     one.write_text('{"prompt": "a"}\n')
-    tables = [pipeline.run(config(markov, str(p), schema=DIGIT)).table for p in (empty, one)]
+    sampling = SamplingOptions(max_tokens=9)
+    jobs = [config(markov, str(p), schema=DIGIT, sampling=sampling) for p in (empty, one)]
+    tables = [pipeline.run(job).table for job in jobs]
     assert tables[0] is not None
     assert tables[1] is not None
     assert tables[0].num_rows == 0
