@@ -20,6 +20,7 @@ from batchradix.config import EngineOptions, RunConfig, SamplingOptions
 from batchradix.engine import candidates
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
+from batchradix.schema.load import load_schema
 from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec
 
 MAX_TOKENS = 40
@@ -121,9 +122,12 @@ def case(request: pytest.FixtureRequest, constrained: ModuleType, tmp_path_facto
 
 
 def specs_of(constrained: ModuleType) -> list[GrammarSpec]:
-    return [
+    """Every schema through its grammar, and through the list of its texts where they are few."""
+    specs = [
         GrammarSpec(kind="json_schema", source=constrained.source(s)) for s in constrained.SCHEMAS
     ]
+    finite = [load_schema(s).grammar for s in constrained.SCHEMAS if isinstance(s, dict)]
+    return specs + [spec for spec in finite if spec.kind == "choices"]
 
 
 def run(
@@ -254,6 +258,7 @@ def test_random_schemas_are_answered_as_by_the_plain_loop(
     drawn: list[Any], data: st.DataObject, case: Case, harness: ModuleType, constrained: ModuleType
 ) -> None:
     specs = [GrammarSpec(kind="json_schema", source=constrained.source(s)) for s in drawn]
+    specs += [g for g in (load_schema(s).grammar for s in drawn) if g.kind == "choices"]
     rows = [(p, spec) for spec in specs for p in range(2)]
     limits = [data.draw(st.integers(1, 24)) for _ in rows]
     job = harness.make_grammar_job(
