@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -301,6 +301,27 @@ def test_few_allowed_tokens_are_all_that_is_computed(
         assert bool(whole) == (limit == 0)
         engine.close()
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_tokens": 150, "batch_size": 6, "prefill_tokens": 9}])
+def test_probabilities_are_those_of_the_plain_products(
+    changes: dict[str, Any], case: Case, harness: ModuleType, constrained: ModuleType
+) -> None:
+    for schema in (constrained.KINDS, {"enum": [1, 10, 100, "1", None]}, constrained.FLAG):
+        spec = load_schema(schema).grammar
+        assert spec.kind == "choices"
+        job = harness.make_grammar_job(
+            case.prompts, [spec] * 4, [MAX_TOKENS] * 4, grammars=case.grammars
+        )
+        settings = (replace(job.requests.settings[0], probabilities=True),)
+        job = replace(job, requests=replace(job.requests, settings=settings))
+        completions, _ = run(harness, case, job, **changes)
+        references = [case.reference(row, spec, MAX_TOKENS) for row in range(4)]
+        assert constrained.compare(completions, references) == 0
+        for prompt, completion in zip(case.prompts, completions, strict=True):
+            expected = case.alone.probabilities(prompt, spec)
+            assert np.isclose(sum(expected), 1)
+            assert np.allclose(np.exp(completion.choice_logprobs), expected, atol=1e-4)
 
 
 # Through the pipeline
