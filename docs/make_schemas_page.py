@@ -42,7 +42,8 @@ four things:
 - **without meaning**: JSON Schema itself gives it none where it stands; a notice lists it.
 
 Nothing is passed over in silence: what is only checked, and what has no meaning, is said before
-the run. Whatever is enforced is checked as well.
+the run. Whatever is enforced is checked as well. Where only a few texts match the whole schema
+(1,024 texts and 64 KiB at most), the model chooses among these, and what is checked is enforced.
 
 Three readings are narrower than the letter of JSON Schema, because the letter helps nobody:
 keywords that all speak of one type (`maxLength`, `properties`, ...) mean that type; an object

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from batchradix.engine import candidates
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.state import GrammarState
+from batchradix.schema.load import load_schema
 from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec
 
 MAX_TOKENS = 40
@@ -122,9 +123,12 @@ def case(request: pytest.FixtureRequest, constrained: ModuleType, tmp_path_facto
 
 
 def specs_of(constrained: ModuleType) -> list[GrammarSpec]:
-    return [
+    """Every schema through its grammar, and through the list of its texts where they are few."""
+    specs = [
         GrammarSpec(kind="json_schema", source=constrained.source(s)) for s in constrained.SCHEMAS
     ]
+    finite = [load_schema(s).grammar for s in constrained.SCHEMAS if isinstance(s, dict)]
+    return specs + [spec for spec in finite if spec.kind == "choices"]
 
 
 def run(
@@ -255,6 +259,7 @@ def test_random_schemas_are_answered_as_by_the_plain_loop(
     drawn: list[Any], data: st.DataObject, case: Case, harness: ModuleType, constrained: ModuleType
 ) -> None:
     specs = [GrammarSpec(kind="json_schema", source=constrained.source(s)) for s in drawn]
+    specs += [g for g in (load_schema(s).grammar for s in drawn) if g.kind == "choices"]
     rows = [(p, spec) for spec in specs for p in range(2)]
     limits = [data.draw(st.integers(1, 24)) for _ in rows]
     job = harness.make_grammar_job(
@@ -303,6 +308,27 @@ def test_few_allowed_tokens_are_all_that_is_computed(
         assert bool(whole) == (limit == 0)
         engine.close()
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_tokens": 150, "batch_size": 6, "prefill_tokens": 9}])
+def test_probabilities_are_those_of_the_plain_products(
+    changes: dict[str, Any], case: Case, harness: ModuleType, constrained: ModuleType
+) -> None:
+    for schema in (constrained.KINDS, {"enum": [1, 10, 100, "1", None]}, constrained.FLAG):
+        spec = load_schema(schema).grammar
+        assert spec.kind == "choices"
+        job = harness.make_grammar_job(
+            case.prompts, [spec] * 4, [MAX_TOKENS] * 4, grammars=case.grammars
+        )
+        settings = (replace(job.requests.settings[0], probabilities=True),)
+        job = replace(job, requests=replace(job.requests, settings=settings))
+        completions, _ = run(harness, case, job, **changes)
+        references = [case.reference(row, spec, MAX_TOKENS) for row in range(4)]
+        assert constrained.compare(completions, references) == 0
+        for prompt, completion in zip(case.prompts, completions, strict=True):
+            expected = case.alone.probabilities(prompt, spec)
+            assert np.isclose(sum(expected), 1)
+            assert np.allclose(np.exp(completion.choice_logprobs), expected, atol=1e-4)
 
 
 # Through the pipeline

@@ -13,6 +13,7 @@ import pytest
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
 from batchradix.engine.grammar.compiler import GrammarCompiler
+from batchradix.schema.load import load_schema
 from batchradix.types import GrammarSpec
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
@@ -42,6 +43,8 @@ def test_greedy_answers_equal_the_plain_loop(
         for schema in constrained.SCHEMAS
     ]
     assert len(specs) >= 30
+    finite = [load_schema(schema).grammar for schema in constrained.SCHEMAS]
+    specs += [spec for spec in finite if spec.kind == "choices"]
     rows = [
         (prompts[(number * PROMPTS_A_SCHEMA + place) % NUM_PROMPTS], spec)
         for number, spec in enumerate(specs)

@@ -2,7 +2,8 @@
 
 One row alone, one forward pass of a transformers model for every token, forced ones too, all
 logits, the library's mask. Only the rule that makes forced text into tokens is the engine's own,
-and the one by which an answer is closed when its budget is used up.
+and the one by which an answer is closed when its budget is used up. Answers out of a few are
+followed through the plain list of their tokens.
 """
 
 from __future__ import annotations
@@ -42,6 +43,45 @@ class Reference:
         return max(0, len(self.sampled) - 1)
 
 
+class Choices:
+    """Where an answer is among the tokens of all choices, looked through anew every time."""
+
+    def __init__(self, spelt: Sequence[tuple[int, ...]], eos_ids: frozenset[int]) -> None:
+        self.spelt = spelt
+        self.begun: tuple[int, ...] = ()
+        self._eos_ids = eos_ids
+
+    def after(self, begun: tuple[int, ...]) -> list[int]:
+        """The tokens that may follow; the end of sequence where a choice ends and others do not."""
+        following = {ids[len(begun)] for ids in self.spelt if _goes_on(ids, begun)}
+        if begun in self.spelt and following:
+            following |= self._eos_ids
+        return sorted(following)
+
+    def forced(self) -> tuple[int, ...]:
+        found = self.begun
+        while len(self.after(found)) == 1:
+            found += tuple(self.after(found))
+        return found[len(self.begun) :]
+
+    def accept(self, token: int) -> bool:
+        is_allowed = token in self.after(self.begun)
+        self.begun += (token,)
+        return is_allowed
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.after(self.begun)
+
+
+def _goes_on(ids: tuple[int, ...], begun: tuple[int, ...]) -> bool:
+    return len(ids) > len(begun) and ids[: len(begun)] == begun
+
+
+def _nothing(state: Any) -> tuple[int, ...]:
+    return ()
+
+
 class Constrained:
     """``compiler`` is a `GrammarCompiler`, ``num_choices`` the tokens of the tokenizer."""
 
@@ -62,13 +102,13 @@ class Constrained:
         rng_key: int = 0,
     ) -> Reference:
         from batchradix.engine.grammar.limits import AnswerLimits
-        from batchradix.engine.grammar.state import GrammarState
+        from batchradix.engine.grammar.state import start
 
-        limits = AnswerLimits(
-            self._compiler.compile(spec), self._compiler.forced, repetition_guard=True
-        )
-        state = GrammarState(self._compiler.compile(spec))
-        rule = self._compiler.forced.next_ids if forced_text else lambda state: ()
+        compiled = self._compiler.compile(spec)
+        limits = AnswerLimits(compiled, self._compiler.forced, repetition_guard=True)
+        state, rule = self._start(spec)
+        if not forced_text:
+            rule = _nothing
         forced = list(rule(state))
         ids: list[int] = []
         sampled: dict[int, tuple[int, float]] = {}
@@ -95,7 +135,10 @@ class Constrained:
                     sampled=sampled,
                 )
             if len(ids) == max_tokens or limits.runs_away(ids):
-                closed = limits.close(state, ids, max_tokens)
+                place = start(compiled)
+                for begun in ids:
+                    assert place.accept(begun)
+                closed = limits.close(place, ids, max_tokens)
                 return Reference(
                     ids=tuple(ids) if closed is None else closed.token_ids,
                     num_tokens=len(ids if closed is None else closed.token_ids),
@@ -106,6 +149,45 @@ class Constrained:
             if not is_forced:
                 forced = list(rule(state))
             logits, cache = self._forward([token], cache)
+
+    def _start(self, spec: Any) -> tuple[Any, Any]:
+        from batchradix.engine.grammar.state import GrammarState
+
+        if spec.kind == "choices":
+            return self.choices(spec), Choices.forced
+        state = GrammarState(self._compiler.compile(spec))
+        return state, self._compiler.forced.next_ids
+
+    def choices(self, spec: Any) -> Choices:
+        texts = json.loads(spec.source)
+        tokenizer = self._compiler._tokenizer
+        spelt = tokenizer.encode_plain(texts, [False] * len(texts))
+        for text, ids in zip(texts, spelt, strict=True):
+            assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
+        return Choices([tuple(ids) for ids in spelt], self._eos_ids)
+
+    def probabilities(self, prompt: Sequence[int], spec: Any) -> list[float]:
+        """Of each choice: the product, along its tokens, of the softmax over what the choices
+        allow there, one whole forward pass for each beginning."""
+        known: dict[tuple[int, ...], dict[int, float]] = {}
+        found = []
+        choices = self.choices(spec)
+        for choice in choices.spelt:
+            product = 1.0
+            for place in range(len(choice) + 1):
+                begun = choice[:place]
+                allowed = choices.after(begun)
+                if len(allowed) < 2:
+                    continue
+                if begun not in known:
+                    logits = self._forward([*prompt, *begun], None)[0].astype(np.float64)
+                    weights = np.exp(logits[allowed] - logits[allowed].max())
+                    shares = weights / weights.sum()
+                    known[begun] = dict(zip(allowed, shares.tolist(), strict=True))
+                ways = [choice[place]] if place < len(choice) else sorted(self._eos_ids)
+                product *= sum(known[begun][way] for way in ways)
+            found.append(product)
+        return found
 
     def _forward(self, ids: list[int], cache: Any) -> tuple[Any, Any]:
         import torch
@@ -125,10 +207,13 @@ class Constrained:
         """The token, the second best one and its distance in logits."""
         from batchradix.engine.rng import uniforms
 
-        words = np.zeros((1, -(-len(logits) // 32)), dtype=np.int32)
-        state.matcher.fill_next_token_bitmask(words, 0)
-        bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits[: self._num_choices])
+        if isinstance(state, Choices):
+            allowed = np.array(state.after(state.begun))
+        else:
+            words = np.zeros((1, -(-len(logits) // 32)), dtype=np.int32)
+            state.matcher.fill_next_token_bitmask(words, 0)
+            bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits[: self._num_choices])
         values = logits[allowed].astype(np.float64)
         order = np.argsort(-values, kind="stable")
         best = order[0]

@@ -33,6 +33,7 @@ OPTIONS = {
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
+        "--probabilities", "--choose",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--retry", "--errors",
         "--allow-failures", "--abort-after-failures", "--deadline",
@@ -99,6 +100,28 @@ def test_a_run_writes_the_table_and_ends_with_a_line_for_scripts(
     with pa.memory_map(str(out)) as file:
         table = pa.ipc.open_file(file).read_all()
         assert table["text"].to_pylist() == ["bcd", "cde"]
+
+
+def test_probabilities_are_written_where_the_answer_is_out_of_a_few_and_refused_elsewhere(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ("run", jobs, "-m", markov, "-o", out, "--probabilities")
+    schema = ("--schema", '{"enum": ["bc", "x"]}')
+    code, _, error = batchradix(*words, *schema, "--choose", "joint")
+    assert code == 0, error
+    first = json.loads(out.read_text().splitlines()[0])
+    assert [entry["choice"] for entry in first["probabilities"]] == ["bc", "x"]
+    assert abs(sum(entry["probability"] for entry in first["probabilities"]) - 1) < 1e-9
+    for refused, message in (
+        ((), "probabilities needs answers out of a few; give a schema"),
+        (("--schema", '{"type": "string"}'), "this one is more open"),
+        ((*schema, "--choose", "best"), "choose must be walk or joint"),
+        ((*schema, "--choose", "joint", "--temperature", "1"), "temperature must be 0"),
+    ):
+        code, _, error = batchradix(*words, "--restart", *refused)
+        assert code == 2
+        assert message in " ".join(error.split())
 
 
 def test_json_prints_one_object_and_nothing_else_on_standard_output(

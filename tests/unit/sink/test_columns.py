@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -128,3 +129,25 @@ def test_a_value_its_type_cannot_hold_makes_one_error_row(job: SimpleNamespace) 
     assert [v is None for v in batch.column("value").to_pylist()] == [False, True, False]
     (error,) = [e for e in batch.column("error").to_pylist() if e]
     assert error["code"] == "not_representable"
+
+
+def test_probabilities_stand_beside_the_names_of_their_choices(job: SimpleNamespace) -> None:
+    choices = ["yes", 'no "é"']
+    schema = shard_schema(id_type=pa.string(), value_type=None, choices=choices)
+    results = [
+        replace(job.result_of(row), probabilities=probabilities)
+        for row, probabilities in enumerate([(0.25, 0.75), None, (1.0, 0.0), None])
+    ]
+    for given in (results, results[1:2], []):
+        column = results_to_batch(given, schema, None).column("probabilities")
+        column.validate(full=True)
+        assert column.type == schema.field("probabilities").type
+        assert column.to_pylist() == [
+            r.probabilities
+            and [
+                {"choice": choice, "probability": p}
+                for choice, p in zip(choices, r.probabilities, strict=True)
+            ]
+            for r in given
+        ]
+    assert "probabilities" not in shard_schema(id_type=pa.string(), value_type=None).names
