@@ -34,6 +34,8 @@ _ADDRESS_SLACK_BYTES = 1 << 30
 def main() -> None:
     """Serves until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to act upon
+    # xgrammar's library catches it to print its stack, which can hang in a broken process.
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not end up among the answers
     requests = sys.stdin.buffer

@@ -19,12 +19,15 @@ INVOICE = {
         "total": {"type": "number", "minimum": 0},
         "code": {"type": "string", "pattern": "^[A-Z]{2,3}-[0-9]{3,5}$"},
         "kind": {"enum": ["a", "b", None, 3]},
-        "lines": {"type": "array", "maxItems": 10, "items": {"$ref": "#/$defs/line"}},
     },
     "required": ["number", "total"],
+}
+ORDER = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "maxItems": 10, "items": {"$ref": "#/$defs/line"}}},
     "$defs": {"line": {"type": "object", "properties": {"text": {"type": "string"}}}},
 }
-CHEAP = [INVOICE, True, {"type": "object"}, {"type": "array"}, {"enum": list(range(200))}]
+CHEAP = [INVOICE, ORDER, True, {"type": "object"}, {"type": "array"}, {"enum": list(range(200))}]
 DANGEROUS = [
     {"type": "string", "pattern": "^([a-z]{1,50}[0-9]{1,50}){1,50}$"},
     {"type": "string", "pattern": "^[a-z]{0,50}[a-z0-9]{0,50}$"},

@@ -97,7 +97,7 @@ def test_a_key_depends_on_spec_vocabulary_width_and_ends():
 
 
 class Tokens:
-    token_bytes = (*tuple(bytes([i]) for i in range(256)), b"")
+    token_bytes = (*(bytes([i]) for i in range(256)), b"")
 
 
 def test_what_xgrammar_cannot_read_is_compiled_again(tmp_path):

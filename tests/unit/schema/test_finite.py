@@ -17,7 +17,6 @@ TREE = {"type": "object", "properties": {"parts": {"type": "array", "items": {"$
     "schema",
     [
         NODE,
-        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
         {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
         {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1},
         {"anyOf": [NODE, {"type": "array", "minItems": 2, "items": {"$ref": "#"}}]},
