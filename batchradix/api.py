@@ -28,6 +28,7 @@ from batchradix.plan.cached import PlanSummary
 from batchradix.report.machine import machine
 from batchradix.report.progress import Silent, choose_progress
 from batchradix.report.summary import Summary
+from batchradix.schema.answer_format import AnswerFormat, answer_format
 from batchradix.types import Engine, Result
 
 
@@ -73,6 +74,18 @@ def _prompt_options(
     )
 
 
+def _answers(
+    schema: Any,
+    fields: str | None,
+    regex: str | None,
+    grammar: str | Path | None,
+    choices: str | Path | Sequence[str] | None,
+) -> AnswerFormat | None:
+    return answer_format(
+        schema=schema, fields=fields, regex=regex, grammar=grammar, choices=choices
+    )
+
+
 def _path_text(value: str | os.PathLike[str], option: str) -> str:
     """The text of a name or path. Raises `OptionError` for anything else."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
@@ -87,6 +100,10 @@ def run(
     output: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
+    fields: str | None = None,
+    regex: str | None = None,
+    grammar: str | Path | None = None,
+    choices: str | Path | Sequence[str] | None = None,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -106,10 +123,12 @@ def run(
 
     ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
     (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
-    path, text or dict, or a pydantic model class. Prompts come from a ``prompt`` or
-    ``messages`` column, from ``template`` with ``{{ column }}`` places, or from
-    ``instruction`` and ``column``; ``null_text`` stands in for a field that is null or missing in
-    a row, which is an error row otherwise. With ``output`` results are committed while it runs
+    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
+    ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from. Prompts come
+    from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}`` places, or
+    from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null or missing
+    in a row, which is an error row otherwise. With ``output`` results are committed while it runs
     and the same call continues after a crash; without, the table comes back in memory. ``keep``
     names input columns to carry over: by default all of a table in memory, none of a file.
 
@@ -122,7 +141,7 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=schema,
+        schema=_answers(schema, fields, regex, grammar, choices),
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
@@ -144,6 +163,10 @@ def plan(
     *,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
+    fields: str | None = None,
+    regex: str | None = None,
+    grammar: str | Path | None = None,
+    choices: str | Path | Sequence[str] | None = None,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -157,7 +180,7 @@ def plan(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=schema,
+        schema=_answers(schema, fields, regex, grammar, choices),
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
@@ -194,6 +217,10 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[Mapping[str, Any]]],
         *,
         schema: Any = None,
+        fields: str | None = None,
+        regex: str | None = None,
+        grammar: str | Path | None = None,
+        choices: str | Path | Sequence[str] | None = None,
         sampling: SamplingOptions | None = None,
     ) -> list[Result]:
         """One `Result` a prompt, in order; a failed prompt is a result with an error.
@@ -217,7 +244,7 @@ class LLM:
         config = RunConfig(
             input=[{name: prompt} for prompt in listed],
             model=self.checkpoint.name,
-            schema=schema,
+            schema=_answers(schema, fields, regex, grammar, choices),
             sampling=sampling or SamplingOptions(),
             engine=self._options,
         )

@@ -17,6 +17,10 @@ def preview(
     ] = None,
     model: shared.Model = None,
     schema: shared.Schema = None,
+    fields: shared.Fields = None,
+    regex: shared.Regex = None,
+    grammar: shared.Grammar = None,
+    choices: shared.Choices = None,
     template: shared.Template = None,
     chat: shared.Chat = False,
     instruction: shared.Instruction = None,
@@ -33,7 +37,7 @@ def preview(
     config = RunConfig(
         input=input,
         model=shared.named_model(model),
-        schema=schema,
+        schema=shared.answers(schema, fields, regex, grammar, choices),
         id_column=id_column,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),
     )

@@ -33,7 +33,7 @@ from batchradix.prompts.view import PromptView
 from batchradix.report.machine import peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
-from batchradix.schema.output_schema import OutputSchema
+from batchradix.schema.answer_format import AnswerFormat
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.types import (
     Engine,
@@ -52,7 +52,7 @@ class EngineMaker(Protocol):
     def __call__(self, settings: EngineSettings) -> Engine: ...
 
 
-EngineFactory = Callable[[Checkpoint, OutputSchema | None], EngineMaker]
+EngineFactory = Callable[[Checkpoint, AnswerFormat | None], EngineMaker]
 """First refuses what cannot be run, before weights load; then makes the engine."""
 
 
@@ -67,7 +67,7 @@ class Outcome:
 class RadixEngines:
     """Makes the engine of this package; grammars compile before weights load."""
 
-    def __init__(self, checkpoint: Checkpoint, schema: OutputSchema | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, schema: AnswerFormat | None = None) -> None:
         from batchradix.engine.grammar.compiler import GrammarCompiler
 
         self._checkpoint = checkpoint
@@ -75,7 +75,7 @@ class RadixEngines:
         self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_ids)
         self.check(schema)
 
-    def check(self, schema: OutputSchema | None) -> None:
+    def check(self, schema: AnswerFormat | None) -> None:
         """Compiles a schema that is to be used; raises `SchemaError` when it cannot be."""
         if schema is not None:
             self._grammars.compile(schema.grammar)

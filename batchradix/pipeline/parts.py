@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,9 +18,9 @@ from batchradix.errors import OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.prompts.build import PromptBuilder
+from batchradix.prompts.instruction import SCHEMA_LINE
 from batchradix.report.progress import Progress
-from batchradix.schema.load import load_schema
-from batchradix.schema.output_schema import OutputSchema
+from batchradix.schema.answer_format import AnswerFormat, load_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Parts:
     config: RunConfig
     source: JobSource
     checkpoint: Checkpoint
-    schema: OutputSchema | None
+    schema: AnswerFormat | None
     prompts: PromptBuilder
     warnings: tuple[str, ...]
 
@@ -43,7 +43,8 @@ def open_parts(
     ``checkpoint`` is a model that is open already. Raises the `UsageError` of whatever is
     wrong.
     """
-    schema = None if config.schema is None else load_schema(config.schema)
+    schema = None if config.schema is None else load_format(config.schema)
+    _check_stop(schema, config.sampling.stop)
     with ExitStack() as stack:
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
@@ -55,11 +56,12 @@ def open_parts(
             config.prompt,
             columns=source.columns if source.num_rows else None,
             schema_text=None if schema is None else schema.text,
+            schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
         )
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
-    warnings = [*prompts.warnings, *_schema_notices(schema)]
+    warnings = [*prompts.warnings, *(() if schema is None else schema.notices)]
     if source.num_duplicate_ids:
         warnings.append(f"{source.num_duplicate_ids:,} rows have an id that an earlier row has")
     for text in warnings:
@@ -74,6 +76,14 @@ def open_parts(
     )
 
 
+def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
+    if stop and schema is not None and not schema.takes_stop:
+        raise OptionError(
+            "stop and grammar exclude each other: a stop string could cut an answer that does not "
+            "match the grammar yet; let the grammar end the answer"
+        )
+
+
 def _check_output(config: RunConfig, source: JobSource) -> None:
     """Refuses to write over the input, whatever links or patterns it was named by."""
     if config.output.path is None:
@@ -86,19 +96,6 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
         )
 
 
-def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
-    """What decoding does not enforce of a schema, in words."""
-    if schema is not None and schema.validated_keywords:
-        places = ", ".join(f"{word} at {place}" for place, word in schema.validated_keywords)
-        yield (
-            f"not enforced while decoding, but checked on every answer (a row that breaks it "
-            f"becomes an error row): {places}"
-        )
-    if schema is not None and schema.ignored_keywords:
-        places = ", ".join(f"{word} at {place}" for place, word in schema.ignored_keywords)
-        yield f"JSON Schema gives these no meaning, so nothing checks them: {places}"
-
-
 def fingerprint(parts: Parts) -> dict[str, Any]:
     """What makes results of two runs belong to one table, as a JSON object."""
     config = parts.config
@@ -108,6 +105,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         **asdict(config.prompt),
         **asdict(config.sampling),
         "schema": None if parts.schema is None else parts.schema.text,
+        "answers": "text" if parts.schema is None else parts.schema.kind,
         "dtype": config.engine.dtype,
         "forced_text": config.engine.forced_text,
         "id_type": str(parts.source.id_type),

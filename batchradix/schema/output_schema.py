@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 class OutputSchema:
     """A JSON Schema that answers must match; immutable, built by `load_schema`.
 
-    ``json``: the schema as given. ``text``: the same as compact JSON in the given order, for
-    prompts and metadata. ``grammar``: what decoding enforces. ``validated_keywords``:
-    ``(pointer, keyword)`` of what only the check of every value catches.
+    An `answer_format.AnswerFormat`. ``json``: the schema as given. ``text``: the same as compact
+    JSON in the given order, for prompts and metadata. ``grammar``: what decoding enforces.
+    ``validated_keywords``: ``(pointer, keyword)`` of what only the check of every value catches.
     ``ignored_keywords``: the same of what nothing checks: formats that JSON Schema does not
     define, keywords that the schema's draft does not know, or knows only beside another one.
     ``property_names``: the properties of the answer itself, in column order.
     """
+
+    kind = "json_schema"
+    prompt_line = "Answer with JSON that matches this schema:"
+    takes_stop = True
 
     def __init__(self, schema: dict[str, Any] | bool) -> None:
         """Raises `SchemaError` when the schema is malformed or nothing can match it."""
@@ -51,6 +55,22 @@ class OutputSchema:
         self._normalised = normalised
         self._validator = document.validator
         self._codec: Codec | None = None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What decoding does not enforce, in words."""
+        found = []
+        if self.validated_keywords:
+            found.append(
+                "not enforced while decoding, but checked on every answer (a row that breaks it "
+                f"becomes an error row): {_places(self.validated_keywords)}"
+            )
+        if self.ignored_keywords:
+            found.append(
+                "JSON Schema gives these no meaning, so nothing checks them: "
+                f"{_places(self.ignored_keywords)}"
+            )
+        return tuple(found)
 
     @property
     def codec(self) -> Codec:
@@ -108,6 +128,10 @@ class OutputSchema:
         for step in error.instance_path:
             pointer = pointer_step(pointer, step)
         raise InvalidAnswer(RowErrorCode.SCHEMA_MISMATCH, message, pointer)
+
+
+def _places(keywords: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{word} at {place}" for place, word in keywords)
 
 
 def _property_names(normalised: Normalised) -> tuple[str, ...]:

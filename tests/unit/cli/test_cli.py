@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
-    "--id-column", "--null",
+    "--id-column", "--null", "--fields", "--regex", "--grammar", "--choices",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
@@ -134,6 +134,11 @@ def test_no_answered_row_exits_with_3(
         (["--nonsense"], "No such option"),
         (["--temperature", "-1"], "temperature must be 0 or more"),
         (["--schema", "missing.json"], "missing.json does not exist"),
+        (["--fields", "a: text"], "at character 4"),
+        (["--regex", "(?=a)"], "a lookaround"),
+        (["--grammar", "missing.gbnf"], "missing.gbnf does not exist"),
+        (["--choices", "a,a"], "'a' occurs twice"),
+        (["--regex", "a", "--fields", "a: str"], "fields and regex exclude each other"),
         (["--template", "{{ nope }}"], "nope"),
         (["--template", "missing.txt"], "there is no file missing.txt"),
         (["--model", "./missing"], "missing"),

@@ -1,0 +1,100 @@
+"""Answers of every format, from the options to the finished table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import batchradix
+from batchradix import pipeline
+from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
+from batchradix.errors import OptionError, SchemaError
+from batchradix.schema.answer_format import answer_format
+
+MakeTinyModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def sevens(tiny_model_folder: MakeTinyModel) -> str:
+    """A model that writes 7 wherever it may."""
+    return str(tiny_model_folder("const", prefer='7}"1'))
+
+
+def config(model: str, rows: Any, **changes: Any) -> RunConfig:
+    options: dict[str, Any] = {
+        "engine": EngineOptions(dtype="float32", num_threads=1),
+        "sampling": SamplingOptions(max_tokens=32),
+    }
+    return RunConfig(input=rows, model=model, **options | changes)
+
+
+def run_table(job: RunConfig) -> pa.Table:
+    table = pipeline.run(job).table
+    assert table is not None
+    return table
+
+
+def test_an_answer_under_a_pattern_is_its_text(sevens: str) -> None:
+    table = run_table(config(sevens, [{"prompt": "x"}], schema=answer_format(regex=r"n=\d{3}")))
+    assert table["value"].type == pa.string()
+    assert table["value"].to_pylist() == table["text"].to_pylist() == ["n=777"]
+    assert table["status"].to_pylist() == ["ok"]
+
+
+def test_an_answer_that_a_stop_string_cut_breaks_its_pattern(sevens: str) -> None:
+    job = config(
+        sevens,
+        [{"prompt": "x"}],
+        schema=answer_format(regex=r"n=\d{3}"),
+        sampling=SamplingOptions(stop=("=7",)),
+    )
+    [row] = run_table(job).to_pylist()
+    assert (row["status"], row["error"]["code"]) == ("error", "schema_mismatch")
+
+
+def test_an_answer_under_a_grammar_is_its_text(sevens: str) -> None:
+    grammar = 'root ::= num ("+" num){2}\nnum ::= [0-9]\n'
+    table = run_table(config(sevens, [{"prompt": "x"}], schema=answer_format(grammar=grammar)))
+    assert table["value"].to_pylist() == ["7+7+7"]
+
+
+def test_a_stop_string_is_refused_beside_a_grammar_of_ones_own(sevens: str) -> None:
+    job = config(
+        sevens,
+        [{"prompt": "x"}],
+        schema=answer_format(grammar='root ::= "a"'),
+        sampling=SamplingOptions(stop=("x",)),
+    )
+    with pytest.raises(OptionError, match="stop and grammar exclude each other"):
+        pipeline.run(job)
+
+
+def test_a_broken_grammar_is_refused_before_an_engine_is_made(sevens: str) -> None:
+    job = config(sevens, [{"prompt": "x"}], schema=answer_format(grammar="root ::= nowhere"))
+    with pytest.raises(SchemaError, match="nowhere"):
+        pipeline.run(job)
+
+
+def test_json_lines_quote_an_answer_that_only_looks_like_json(sevens: str, tmp_path: Path) -> None:
+    output = OutputOptions(path=tmp_path / "out.jsonl")
+    job = config(sevens, [{"prompt": "x"}], schema=answer_format(regex=r"\d"), output=output)
+    pipeline.run(job)
+    [line] = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(line)["value"] == "7"
+
+
+def test_fields_are_a_schema_whose_text_stands_in_the_prompt(sevens: str) -> None:
+    table = batchradix.run(
+        [{"x": "a"}],
+        model=sevens,
+        fields="n: int?",
+        template="{{ x }} as {{ schema }}",
+        sampling=SamplingOptions(max_tokens=8),
+    ).to_arrow()
+    assert table["value"].type == pa.struct([("n", pa.int64())])
+    assert table["prompt_tokens"][0].as_py() > len("a as ")
