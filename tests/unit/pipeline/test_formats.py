@@ -15,6 +15,7 @@ from batchradix import pipeline
 from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
 from batchradix.errors import OptionError, SchemaError
 from batchradix.schema.answer_format import answer_format
+from batchradix.sink.formats import read_table
 
 MakeTinyModel = Callable[..., Path]
 
@@ -86,6 +87,38 @@ def test_json_lines_quote_an_answer_that_only_looks_like_json(sevens: str, tmp_p
     pipeline.run(job)
     [line] = (tmp_path / "out.jsonl").read_text().splitlines()
     assert json.loads(line)["value"] == "7"
+
+
+KINDS = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["7", "8"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("unnest", [False, True])
+@pytest.mark.parametrize("ending", ["arrow", "parquet", "jsonl", "csv"])
+def test_texts_to_choose_from_are_a_dictionary_in_every_file(
+    sevens: str, tmp_path: Path, ending: str, unnest: bool
+) -> None:
+    path = tmp_path / f"out.{ending}"
+    rows: list[dict[str, Any]] = [{"prompt": "x"}, {"prompt": None}, {"prompt": "y"}]
+    output = OutputOptions(path=path, unnest=unnest)
+    pipeline.run(config(sevens, rows, schema=KINDS, output=output))
+    if ending == "jsonl":
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["kind"] if unnest else line["value"] for line in lines] == (
+            ["7", None, "7"] if unnest else [{"kind": "7"}, None, {"kind": "7"}]
+        )
+        return
+    if ending == "csv":
+        assert path.read_text().count("7") >= 2
+        return
+    table = read_table(path)
+    column = table["kind"] if unnest else table["value"].combine_chunks().field("kind")
+    assert column.type == pa.dictionary(pa.int32(), pa.string())
+    assert column.to_pylist() == ["7", None, "7"]
 
 
 def test_fields_are_a_schema_whose_text_stands_in_the_prompt(sevens: str) -> None:
