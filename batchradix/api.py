@@ -104,6 +104,7 @@ def run(
     regex: str | None = None,
     grammar: str | Path | None = None,
     choices: str | Path | Sequence[str] | None = None,
+    schema_column: str | None = None,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -125,12 +126,15 @@ def run(
     (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
     path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
-    ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from. Prompts come
-    from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}`` places, or
-    from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null or missing
-    in a row, which is an error row otherwise. With ``output`` results are committed while it runs
-    and the same call continues after a crash; without, the table comes back in memory. ``keep``
-    names input columns to carry over: by default all of a table in memory, none of a file.
+    ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
+    ``schema_column`` names a column of schemas for single rows.
+
+    Prompts come from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}``
+    places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
+    or missing in a row, which is an error row otherwise. With ``output`` results are committed
+    while it runs and the same call continues after a crash; without, the table comes back in
+    memory. ``keep`` names input columns to carry over: by default all of a table in memory, none
+    of a file.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -142,6 +146,7 @@ def run(
         input=input,
         model=_path_text(model, "model"),
         schema=_answers(schema, fields, regex, grammar, choices),
+        schema_column=schema_column,
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
@@ -167,6 +172,7 @@ def plan(
     regex: str | None = None,
     grammar: str | Path | None = None,
     choices: str | Path | Sequence[str] | None = None,
+    schema_column: str | None = None,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -181,6 +187,7 @@ def plan(
         input=input,
         model=_path_text(model, "model"),
         schema=_answers(schema, fields, regex, grammar, choices),
+        schema_column=schema_column,
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),

@@ -196,11 +196,17 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table."""
+    """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table.
+
+    ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it.
+    ``schema_column``: the input column of schemas that hold for their row instead; without it
+    a column ``response_format`` does.
+    """
 
     input: Any
     model: str = DEFAULT_MODEL
     schema: Any = None
+    schema_column: str | None = None
     id_column: str | None = None
     limit: int | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)

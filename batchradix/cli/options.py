@@ -42,6 +42,13 @@ Choices = Annotated[
     str | None,
     typer.Option("--choices", help="The answers to choose from: a,b,c or a file, one a line."),
 ]
+SchemaColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--schema-column",
+        help="The column of schemas for single rows; `response_format` when there is one.",
+    ),
+]
 Template = Annotated[
     str | None,
     typer.Option("--template", help="Text with {{ column }} places, or a file of it."),

@@ -10,6 +10,7 @@ import numpy as np
 from batchradix.errors import RowError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, make_job
+from batchradix.schema.answer_format import AnswerFormat
 from batchradix.schema.answers import InvalidAnswer
 from batchradix.types import (
     I64,
@@ -28,7 +29,6 @@ class Answers:
     """Turns completions and row errors into `Result`s, duplicates included."""
 
     def __init__(self, parts: Parts, planned: Planned) -> None:
-        self._schema = parts.schema
         self._planned = planned
         self._lengths = planned.rows.prompt_lengths
 
@@ -38,19 +38,24 @@ class Answers:
 
     def finished(self, completion: Completion, rows: Sequence[int]) -> Iterator[Result]:
         """The results of all ``rows`` that this completion answers."""
-        status, value, error = self._judge(completion)
+        rows_read = self._planned.rows
+        answers = rows_read.formats[rows_read.format_id[completion.row]]
+        status, value, error = self._judge(completion, answers)
         for row in rows:
             yield self._result(row, status, value, completion, error)
 
-    def _judge(self, completion: Completion) -> tuple[Status, Any, RowError | None]:
+    @staticmethod
+    def _judge(
+        completion: Completion, answers: AnswerFormat | None
+    ) -> tuple[Status, Any, RowError | None]:
         if completion.finish_reason is FinishReason.ERROR:
             return Status.ERROR, None, completion.error
-        if self._schema is None:
+        if answers is None:
             return Status.OK, None, None
         if completion.finish_reason is FinishReason.LENGTH:
             return Status.TRUNCATED, None, None
         try:
-            return Status.OK, self._schema.parse(completion.text), None
+            return Status.OK, answers.parse(completion.text), None
         except InvalidAnswer as invalid:
             return Status.ERROR, None, invalid.row_error
 

@@ -125,7 +125,7 @@ def run(
         table = Table(
             planned.rows,
             source=parts.source,
-            schema=parts.schema,
+            schema=parts.values,
             options=config.output,
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
@@ -210,7 +210,8 @@ def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
     """What a job shares; tokenises every row, loads no weights."""
     parts = open_parts(config, progress=progress or Silent())
     try:
-        opening = None if parts.schema is None else RadixEngines(parts.checkpoint).opening
+        has_formats = parts.schema is not None or parts.row_formats is not None
+        opening = RadixEngines(parts.checkpoint).opening if has_formats else None
         with TemporaryDirectory(prefix="batchradix-") as folder:
             return plan_rows(
                 parts, folder=Path(folder), progress=progress or Silent(), opening=opening

@@ -14,13 +14,14 @@ from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     RunConfig,
 )
-from batchradix.errors import OptionError
+from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.instruction import SCHEMA_LINE
 from batchradix.report.progress import Progress
-from batchradix.schema.answer_format import AnswerFormat, load_format
+from batchradix.schema.answer_format import AnswerFormat, ValueColumn, load_format
+from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,14 @@ class Parts:
     source: JobSource
     checkpoint: Checkpoint
     schema: AnswerFormat | None
+    row_formats: RowFormats | None
     prompts: PromptBuilder
     warnings: tuple[str, ...]
+
+    @property
+    def values(self) -> ValueColumn | None:
+        """The ``value`` column, None for a job without one."""
+        return self.schema if self.row_formats is None else JsonTexts()
 
 
 def open_parts(
@@ -51,6 +58,7 @@ def open_parts(
         _check_output(config, source)
         checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
         source.scan()
+        row_formats = _row_formats(config, source)
         prompts = PromptBuilder(
             checkpoint,
             config.prompt,
@@ -62,6 +70,11 @@ def open_parts(
             source.keep_schema(config.output.keep)
         stack.pop_all()
     warnings = [*prompts.warnings, *(() if schema is None else schema.notices)]
+    if row_formats is not None and prompts.shows_schema:
+        warnings.append(
+            f"prompts show the run's schema to every row, also to those with another one in the "
+            f"column {row_formats.column}; {{{{ {row_formats.column} }}}} shows a row its own"
+        )
     if source.num_duplicate_ids:
         warnings.append(f"{source.num_duplicate_ids:,} rows have an id that an earlier row has")
     for text in warnings:
@@ -71,6 +84,7 @@ def open_parts(
         source=source,
         checkpoint=checkpoint,
         schema=schema,
+        row_formats=row_formats,
         prompts=prompts,
         warnings=tuple(warnings),
     )
@@ -82,6 +96,22 @@ def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
             "stop and grammar exclude each other: a stop string could cut an answer that does not "
             "match the grammar yet; let the grammar end the answer"
         )
+
+
+def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
+    """What reads the schemas that rows bring along, None where no column holds any."""
+    columns = source.columns or ()
+    column = config.schema_column
+    if column is None and RESPONSE_FORMAT in columns:
+        column = RESPONSE_FORMAT
+    if column is None:
+        return None
+    if columns and column not in columns:
+        raise InputError(
+            f"{source.name} has no column {column!r} to read schemas from; its columns are: "
+            f"{', '.join(columns)}"
+        )
+    return RowFormats(column, drops_nulls=source.typed)
 
 
 def _check_output(config: RunConfig, source: JobSource) -> None:
@@ -106,6 +136,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         **asdict(config.sampling),
         "schema": None if parts.schema is None else parts.schema.text,
         "answers": "text" if parts.schema is None else parts.schema.kind,
+        "schema_column": None if parts.row_formats is None else parts.row_formats.column,
         "dtype": config.engine.dtype,
         "forced_text": config.engine.forced_text,
         "id_type": str(parts.source.id_type),

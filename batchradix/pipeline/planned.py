@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from batchradix.config import (
 from batchradix.errors import RowErrorCode
 from batchradix.pipeline.intake import Intake, read_rows
 from batchradix.pipeline.parts import Parts
+from batchradix.pipeline.row_formats import AnswerFormats, Opening
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
 from batchradix.plan.dedupe import drop_followers, find_duplicates
 from batchradix.plan.order import make_plan
@@ -28,12 +28,8 @@ from batchradix.types import (
     I64,
     U64,
     EngineJob,
-    GrammarSpec,
     Plan,
 )
-
-Opening = Callable[[GrammarSpec], Sequence[int]]
-"""The token ids with which every answer under a grammar begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +56,22 @@ def plan_rows(
     """
     from batchradix.engine.rng import rng_keys
 
-    grammar = None if parts.schema is None else parts.schema.grammar
-    opening_ids: Sequence[int] = ()
-    if opening is not None and grammar is not None and parts.config.engine.forced_text:
-        opening_ids = opening(grammar)
+    formats = AnswerFormats(
+        parts.schema,
+        parts.row_formats,
+        opening=opening,
+        is_forced=parts.config.engine.forced_text,
+    )
     rows = read_rows(
         parts.source,
         parts.prompts,
         sampling=parts.config.sampling,
-        grammar=grammar,
+        formats=formats,
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
-        opening=opening_ids,
     )
+    for text in formats.notices:
+        progress.warn(text)
     if rows.num_cleaned:
         progress.warn(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
     plan = make_plan(rows.tokens, rows.runnable)
@@ -87,7 +86,7 @@ def plan_rows(
     leaders = find_duplicates(
         rows.tokens,
         plan,
-        settings_id=rows.requests.settings_id,
+        settings_id=_answer_kind(rows),
         max_tokens=rows.requests.max_tokens,
         rng_key=rng_key,
         is_greedy=greedy[rows.requests.settings_id],
@@ -111,6 +110,14 @@ def plan_rows(
         rng_key=rng_key,
         summary=summary,
     )
+
+
+def _answer_kind(rows: Intake) -> I32:
+    """int32[n]: equal for rows of equal settings whose answers are read alike."""
+    _, kind = np.unique(
+        np.stack([rows.requests.settings_id, rows.format_id]), axis=1, return_inverse=True
+    )
+    return kind.reshape(-1).astype(np.int32)
 
 
 def check_device(config: RunConfig) -> None:

@@ -104,6 +104,13 @@ class PromptBuilder:
                 raise TemplateError(self._unknown(place, columns))
 
     @property
+    def shows_schema(self) -> bool:
+        """Whether prompts hold the output schema's text."""
+        if self._schema_text is None or self._template is None:
+            return False
+        return self._options.instruction is not None or self._template.has_schema
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and probably not meant, a sentence each."""
         return tuple(self._warnings())

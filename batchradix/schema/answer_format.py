@@ -13,8 +13,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class ValueColumn(Protocol):
+    """What the ``value`` column holds: a type, and the way from parsed answers into it."""
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of an answer; the same whatever the answers are."""
+        ...
+
+    def arrow_field(self, name: str) -> pa.Field:
+        """A nullable field of `arrow_type`, with the metadata that writers need."""
+        ...
+
+    def to_arrow(self, values: Sequence[Any | None]) -> pa.Array:
+        """An array of `arrow_type`; None (no answer) becomes null."""
+        ...
+
+
 @runtime_checkable
-class AnswerFormat(Protocol):
+class AnswerFormat(ValueColumn, Protocol):
     """The shape of an answer: its grammar, its Arrow type, and the check of every value.
 
     ``kind``: ``json_schema``, ``regex``, ``ebnf`` or ``choices``. ``text``: what it was described
@@ -45,21 +62,8 @@ class AnswerFormat(Protocol):
         """Whether the check of a finished answer notices that a stop string cut it short."""
         ...
 
-    @property
-    def arrow_type(self) -> pa.DataType:
-        """The Arrow type of an answer; depends on the format alone."""
-        ...
-
-    def arrow_field(self, name: str) -> pa.Field:
-        """A nullable field of `arrow_type`, with the metadata that writers need."""
-        ...
-
     def parse(self, text: str) -> Any:
         """The value of a finished answer. Raises `schema.answers.InvalidAnswer`."""
-        ...
-
-    def to_arrow(self, values: Sequence[Any | None]) -> pa.Array:
-        """An array of `arrow_type`; None (no answer) becomes null."""
         ...
 
 

@@ -28,6 +28,7 @@ PROMPT_OPTIONS = {
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
+        "--schema-column",
         "--output", "-o", "--keep", "--limit", "--max-tokens", "--temperature", "--top-p",
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
@@ -35,7 +36,7 @@ OPTIONS = {
         "--no-prefix-cache", "--no-forced-text", "--unnest", "--restart", "--resume",
         "--allow-failures", "--json", "--quiet", "-q",
     },
-    "plan": PROMPT_OPTIONS | {"--limit", "--json"},
+    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
 }  # fmt: skip
@@ -137,6 +138,7 @@ def test_no_answered_row_exits_with_3(
         (["--fields", "a: text"], "at character 4"),
         (["--regex", "(?=a)"], "a lookaround"),
         (["--grammar", "missing.gbnf"], "missing.gbnf does not exist"),
+        (["--schema-column", "nope"], "no column 'nope' to read schemas from"),
         (["--choices", "a,a"], "'a' occurs twice"),
         (["--regex", "a", "--fields", "a: str"], "fields and regex exclude each other"),
         (["--template", "{{ nope }}"], "nope"),
