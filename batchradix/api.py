@@ -105,6 +105,7 @@ def run(
     grammar: str | Path | None = None,
     choices: str | Path | Sequence[str] | None = None,
     schema_column: str | None = None,
+    retries: int = 0,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -128,6 +129,7 @@ def run(
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``schema_column`` names a column of schemas for single rows.
+    A row whose finished answer is invalid runs again up to ``retries`` times.
 
     Prompts come from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}``
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
@@ -147,6 +149,7 @@ def run(
         model=_path_text(model, "model"),
         schema=_answers(schema, fields, regex, grammar, choices),
         schema_column=schema_column,
+        retries=retries,
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
@@ -228,6 +231,7 @@ class LLM:
         regex: str | None = None,
         grammar: str | Path | None = None,
         choices: str | Path | Sequence[str] | None = None,
+        retries: int = 0,
         sampling: SamplingOptions | None = None,
     ) -> list[Result]:
         """One `Result` a prompt, in order; a failed prompt is a result with an error.
@@ -252,6 +256,7 @@ class LLM:
             input=[{name: prompt} for prompt in listed],
             model=self.checkpoint.name,
             schema=_answers(schema, fields, regex, grammar, choices),
+            retries=retries,
             sampling=sampling or SamplingOptions(),
             engine=self._options,
         )
@@ -286,6 +291,7 @@ class LLM:
                 emit,
                 prefix_cache=self._options.prefix_cache,
                 retain=True,
+                retries=pipeline.open_retries(parts, planned),
             )
         return [results[row] for row in range(len(planned.rows))]
 

@@ -65,6 +65,9 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Ends an answer; may be given again.")
     ] = None,
+    retries: Annotated[
+        int, typer.Option(help="How often a row with an invalid answer runs again, warmer.")
+    ] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
@@ -118,6 +121,7 @@ def run(
         model=shared.named_model(model),
         schema=shared.answers(schema, fields, regex, grammar, choices),
         schema_column=schema_column,
+        retries=retries,
         id_column=id_column,
         limit=limit,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),

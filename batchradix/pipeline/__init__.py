@@ -4,6 +4,7 @@ from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, plan, preview, run
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import Planned, make_job, plan_rows, settle_engine
+from batchradix.pipeline.retries import open_retries
 
 __all__ = [
     "Answers",
@@ -15,6 +16,7 @@ __all__ = [
     "drive",
     "make_job",
     "open_parts",
+    "open_retries",
     "plan",
     "plan_rows",
     "preview",

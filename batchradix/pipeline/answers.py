@@ -10,6 +10,7 @@ import numpy as np
 from batchradix.errors import RowError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, make_job
+from batchradix.pipeline.retries import Retries
 from batchradix.schema.answer_format import AnswerFormat
 from batchradix.schema.answers import InvalidAnswer
 from batchradix.types import (
@@ -43,6 +44,14 @@ class Answers:
         status, value, error = self._judge(completion, answers)
         for row in rows:
             yield self._result(row, status, value, completion, error)
+
+    def is_invalid(self, completion: Completion) -> bool:
+        """Whether the answer was finished and breaks its format."""
+        rows = self._planned.rows
+        answers = rows.formats[rows.format_id[completion.row]]
+        if completion.finish_reason is FinishReason.ERROR:
+            return False
+        return self._judge(completion, answers)[0] is Status.ERROR
 
     @staticmethod
     def _judge(
@@ -92,24 +101,37 @@ def drive(
     *,
     prefix_cache: bool,
     retain: bool = False,
+    retries: Retries | None = None,
     after_step: Callable[[], None] = lambda: None,
     stop_requested: StopRequested = lambda: None,
 ) -> int | None:
     """Runs the rows ``todo`` to the end; every one is emitted once, in completion order.
 
-    Returns the signal that asked it to stop in between, or None.
+    With ``retries`` a row whose answer is invalid runs again first, and the rows that take its
+    answer wait for it. Returns the signal that asked it to stop in between, or None.
     """
+    retain = retain or retries is not None
     job, runs_for = make_job(planned, todo, prefix_cache=prefix_cache, retain=retain)
     followers = todo[np.argsort(runs_for[todo], kind="stable")]
     led_by = runs_for[followers]
-    engine.submit(job)
+    attempts = {engine.submit(job): 0}
     while engine.has_work:
         signal = stop_requested()
         if signal is not None:
             return signal
+        again: dict[int, list[int]] = {}  # by the number of the attempt
         for completion in engine.step():
             start, stop = np.searchsorted(led_by, [completion.row, completion.row + 1])
+            attempt = attempts[completion.job_id]
+            if retries is not None and attempt < retries.most and answers.is_invalid(completion):
+                retries.num_rows += 0 if attempt else int(stop - start)
+                retries.num_tokens += completion.completion_tokens
+                again.setdefault(attempt + 1, []).append(completion.row)
+                continue
             for result in answers.finished(completion, followers[start:stop].tolist()):
                 emit(result)
+        for attempt, rows in again.items():
+            assert retries is not None
+            attempts[engine.submit(retries.job(rows, attempt))] = attempt
         after_step()
     return None

@@ -153,13 +153,15 @@ def read_rows(
     sampling: SamplingOptions,
     formats: AnswerFormats,
     context_length: int,
+    may_retry: bool = False,
     folder: Path | None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Intake:
     """Reads, renders and tokenises every row of ``source`` once, in batches.
 
     ``formats`` tells what a row's answer must match and what it then begins with; that is put
-    behind its prompt, as far as its ``max_tokens`` go. ``folder`` takes the token table's files
+    behind its prompt, as far as its ``max_tokens`` go. ``may_retry``: greedy rows may come to be
+    sampled. ``folder`` takes the token table's files
     (memory-mapped afterwards); None keeps it in memory. A row that cannot be run becomes an
     entry of ``errors`` and has no tokens.
     """
@@ -173,7 +175,16 @@ def read_rows(
     num_rows = 0
     for rows in source.batches(wanted, BATCH_ROWS):
         tokens, cleaned = _read_batch(
-            rows, source, prompts, reader, settings, formats, columns, errors, context_length
+            rows,
+            source,
+            prompts,
+            reader,
+            settings,
+            formats,
+            columns,
+            errors,
+            context_length,
+            may_retry,
         )
         format_id = columns.format_id[-1]
         lengths = np.array([len(ids) for ids in formats.openings], dtype=np.int32)[format_id]
@@ -199,6 +210,7 @@ def _read_batch(
     columns: _Columns,
     errors: dict[int, RowError],
     context_length: int,
+    may_retry: bool,
 ) -> tuple[TokenTable, int]:
     """One batch into the columns; its prompts, and how many texts had to be cleaned."""
     batch = prompts.encode(rows)
@@ -235,7 +247,7 @@ def _read_batch(
         if options.seed is not None:
             seeds[i], has_seed[i] = options.seed, True
         columns.base_keys += _base_key(
-            batch.tokens[i], options, int(max_tokens[i]), formats.identity(number)
+            batch.tokens[i], options, int(max_tokens[i]), formats.identity(number), may_retry
         )
     columns.format_id.append(format_id)
     columns.settings_id.append(settings_id)
@@ -247,7 +259,11 @@ def _read_batch(
 
 
 def _base_key(
-    token_ids: NDArray[np.uint32], options: SamplingOptions, max_tokens: int, answers: str
+    token_ids: NDArray[np.uint32],
+    options: SamplingOptions,
+    max_tokens: int,
+    answers: str,
+    may_retry: bool,
 ) -> bytes:
     """16 bytes over what determines an answer beside the job's fingerprint.
 
@@ -260,7 +276,9 @@ def _base_key(
             (
                 max_tokens,
                 options.temperature,
-                (options.top_p, options.top_k, options.min_p, options.seed) if sampled else None,
+                (options.top_p, options.top_k, options.min_p, options.seed if sampled else None)
+                if sampled or may_retry
+                else None,
                 options.repetition_penalty,
                 options.presence_penalty,
                 options.frequency_penalty,

@@ -26,6 +26,7 @@ from batchradix.errors import InputError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
 from batchradix.pipeline.planned import Planned, check_device, plan_rows, settle_engine
+from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
@@ -176,6 +177,7 @@ def _answer(
         f"loading {parts.checkpoint.name} in {settings.dtype} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
+    retries = open_retries(parts, planned)
     engine = make_engine(settings)
     summary.load_s = time.monotonic() - started_s
     started_s = time.monotonic()
@@ -193,12 +195,16 @@ def _answer(
             todo,
             table.append,
             prefix_cache=settings.prefix_cache,
+            retries=retries,
             after_step=after_step,
             stop_requested=stop_requested,
         )
     finally:
         progress.stop()
         summary.usage = replace(engine.usage)
+        if retries is not None:
+            summary.retried_rows = retries.num_rows
+            summary.discarded_tokens = retries.num_tokens
         summary.run_s = time.monotonic() - started_s
         try:
             table.commit()

@@ -137,6 +137,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "schema": None if parts.schema is None else parts.schema.text,
         "answers": "text" if parts.schema is None else parts.schema.kind,
         "schema_column": None if parts.row_formats is None else parts.row_formats.column,
+        "retries": config.retries,
         "dtype": config.engine.dtype,
         "forced_text": config.engine.forced_text,
         "id_type": str(parts.source.id_type),

@@ -67,6 +67,7 @@ def plan_rows(
         parts.prompts,
         sampling=parts.config.sampling,
         formats=formats,
+        may_retry=parts.config.retries > 0,
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
     )

@@ -28,7 +28,7 @@ PROMPT_OPTIONS = {
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
-        "--schema-column",
+        "--schema-column", "--retries",
         "--output", "-o", "--keep", "--limit", "--max-tokens", "--temperature", "--top-p",
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
