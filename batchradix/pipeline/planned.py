@@ -92,9 +92,20 @@ def plan_rows(
         rng_key=rng_key,
         is_greedy=greedy[rows.requests.settings_id],
     )
+    return Planned(
+        rows=rows,
+        plan=plan,
+        leaders=leaders,
+        cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
+        rng_key=rng_key,
+        summary=_summary(rows, plan, leaders),
+    )
+
+
+def _summary(rows: Intake, plan: Plan, leaders: I64) -> PlanSummary:
     alone = drop_followers(plan, leaders)
     codes = [error.code for error in rows.errors.values()]
-    summary = plan_summary(
+    return plan_summary(
         rows.tokens,
         alone,
         build_tree(alone, rows.tokens.lengths),
@@ -102,14 +113,6 @@ def plan_rows(
         num_rows=len(rows),
         num_duplicates=len(plan) - len(alone),
         num_over_long=codes.count(RowErrorCode.PROMPT_TOO_LONG),
-    )
-    return Planned(
-        rows=rows,
-        plan=plan,
-        leaders=leaders,
-        cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
-        rng_key=rng_key,
-        summary=summary,
     )
 
 

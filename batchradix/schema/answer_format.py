@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from batchradix.errors import OptionError
 from batchradix.types import GrammarSpec
@@ -30,7 +30,6 @@ class ValueColumn(Protocol):
         ...
 
 
-@runtime_checkable
 class AnswerFormat(ValueColumn, Protocol):
     """The shape of an answer: its grammar, its Arrow type, and the check of every value.
 
@@ -123,6 +122,6 @@ def load_format(spec: Any) -> AnswerFormat:
     """``spec`` itself where it is a format, else the schema that `load_schema` reads from it."""
     from batchradix.schema.load import load_schema
 
-    if isinstance(spec, AnswerFormat) and not isinstance(spec, type):
-        return spec
+    if isinstance(getattr(spec, "grammar", None), GrammarSpec):
+        return cast(AnswerFormat, spec)
     return load_schema(spec)

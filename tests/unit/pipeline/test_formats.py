@@ -12,10 +12,17 @@ import pytest
 
 import batchradix
 from batchradix import pipeline
-from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
+from batchradix.config import (
+    EngineOptions,
+    EngineSettings,
+    OutputOptions,
+    RunConfig,
+    SamplingOptions,
+)
 from batchradix.errors import OptionError, SchemaError
 from batchradix.schema.answer_format import answer_format
 from batchradix.sink.formats import read_table
+from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec, Usage
 
 MakeTinyModel = Callable[..., Path]
 
@@ -131,3 +138,72 @@ def test_fields_are_a_schema_whose_text_stands_in_the_prompt(sevens: str) -> Non
     ).to_arrow()
     assert table["value"].type == pa.struct([("n", pa.int64())])
     assert table["prompt_tokens"][0].as_py() > len("a as ")
+
+
+class Answering:
+    """Engine and maker in one; answers every row with one text."""
+
+    context_length = 512
+    has_work = False
+
+    def __init__(self, text: str) -> None:
+        self.usage = Usage()
+        self._text = text
+        self._rows: list[int] = []
+
+    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
+        return ()
+
+    def __call__(self, settings: EngineSettings) -> Answering:
+        return self
+
+    def submit(self, job: EngineJob) -> int:
+        self._rows = job.plan.order.tolist()
+        self.has_work = True
+        assert {settings.grammar for settings in job.requests.settings} == {
+            GrammarSpec(kind="choices", source='["yes","no"]')
+        }
+        return 0
+
+    def step(self) -> list[Completion]:
+        self.has_work = False
+        return [
+            Completion(
+                job_id=0,
+                row=row,
+                token_ids=(1,),
+                text=self._text,
+                finish_reason=FinishReason.STOP,
+                completion_tokens=1,
+            )
+            for row in self._rows
+        ]
+
+    def close(self) -> None:
+        self._rows = []
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "code"), [("no", "no", None), ("maybe", None, "schema_mismatch")]
+)
+def test_an_answer_out_of_choices_is_a_dictionary_and_checked(
+    sevens: str, text: str, value: str | None, code: str | None
+) -> None:
+    engine: Any = Answering(text)
+    job = config(sevens, [{"prompt": "x"}], schema=answer_format(choices=["yes", "no"]))
+    table = pipeline.run(job, engines=lambda checkpoint, schema: engine).table
+    assert table is not None
+    assert table["value"].type == pa.dictionary(pa.int32(), pa.string())
+    assert table["value"].to_pylist() == [value]
+    [error] = table["error"].to_pylist()
+    assert (error and error["code"]) == code
+
+
+def test_a_loaded_model_takes_every_format(sevens: str) -> None:
+    options = EngineOptions(dtype="float32", num_threads=1, kv_tokens=500)
+    short = SamplingOptions(max_tokens=16)
+    with batchradix.LLM(sevens, engine=options) as llm:
+        [one] = llm.generate("x", regex=r"n=\d", sampling=short)
+        [two] = llm.generate("x", grammar='root ::= [0-9] "!"', sampling=short)
+        [three] = llm.generate("x", fields="kind: 7|8", retries=1, sampling=short)
+    assert (one.value, two.value, three.value) == ("n=7", "7!", {"kind": "7"})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchradix.errors import OptionError, RowErrorCode, SchemaError
-from batchradix.schema.answer_format import AnswerFormat, answer_format
+from batchradix.schema.answer_format import AnswerFormat, answer_format, load_format
 from batchradix.schema.answers import InvalidAnswer
 from batchradix.schema.output_schema import OutputSchema
 from batchradix.schema.text_formats import ChoiceFormat, EbnfFormat, RegexFormat
@@ -161,8 +161,13 @@ def test_the_ways_to_describe_an_answer_exclude_each_other() -> None:
     assert isinstance(answer_format(schema=True), OutputSchema)
 
 
-def test_every_format_is_an_answer_format() -> None:
-    for format_ in (RegexFormat("a"), EbnfFormat("root ::= 'a'"), ChoiceFormat(["a"])):
-        assert isinstance(format_, AnswerFormat)
-        assert format_.arrow_field("value").nullable
-    assert isinstance(OutputSchema(True), AnswerFormat)
+@pytest.mark.parametrize(
+    "format_",
+    [RegexFormat("a"), EbnfFormat('root ::= "a"'), ChoiceFormat(["a"]), OutputSchema(True)],
+    ids=lambda format_: format_.kind,
+)
+def test_every_format_is_taken_where_a_schema_is(format_: AnswerFormat) -> None:
+    assert load_format(format_) is format_
+    field = format_.arrow_field("value")
+    assert field.nullable
+    assert field.type == format_.arrow_type == format_.to_arrow([None]).type
