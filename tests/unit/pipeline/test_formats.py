@@ -82,6 +82,15 @@ def test_a_stop_string_is_refused_beside_a_grammar_of_ones_own(sevens: str) -> N
         pipeline.run(job)
 
 
+def test_a_row_s_stop_string_beside_a_grammar_is_that_row_s_error(sevens: str) -> None:
+    rows = [{"prompt": "x", "stop": "7"}, {"prompt": "x"}]
+    found = run_table(config(sevens, rows, schema=answer_format(grammar="root ::= [0-9]")))
+    assert found["value"].to_pylist() == [None, "7"]
+    error = found["error"][0].as_py()
+    assert error["code"] == "bad_setting"
+    assert error["message"].startswith("row 0, column stop: ")
+
+
 def test_a_broken_grammar_is_refused_before_an_engine_is_made(sevens: str) -> None:
     job = config(sevens, [{"prompt": "x"}], schema=answer_format(grammar="root ::= nowhere"))
     with pytest.raises(SchemaError, match="nowhere"):

@@ -12,7 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchradix import pipeline
-from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
+from batchradix.config import (
+    EngineOptions,
+    OutputOptions,
+    PromptOptions,
+    RunConfig,
+    SamplingOptions,
+)
 from batchradix.errors import InputError, OutputMismatchError
 from batchradix.report.progress import Silent
 
@@ -138,15 +144,35 @@ def test_a_schema_column_that_is_not_there_is_refused(sevens: str) -> None:
         pipeline.run(config(sevens, [{"prompt": "x"}], schema_column="nope"))
 
 
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
 def test_what_decoding_does_not_enforce_in_a_row_s_schema_is_said(sevens: str) -> None:
-    class Heard(Silent):
-        def __init__(self) -> None:
-            self.warnings: list[str] = []
-
-        def warn(self, text: str) -> None:
-            self.warnings.append(text)
-
     heard = Heard()
     unique = {"type": "array", "items": {"enum": [7, 8]}, "uniqueItems": True, "maxItems": 2}
     pipeline.plan(config(sevens, [{"prompt": "x", "s": unique}], schema_column="s"), progress=heard)
     assert any("in schemas of rows: not enforced" in text for text in heard.warnings)
+
+
+@pytest.mark.parametrize("template", ["{{ x }} {{ schema }}", "{{ x }} a {{ response_format }}"])
+def test_the_run_s_schema_in_prompts_of_rows_with_another_is_said(
+    sevens: str, template: str
+) -> None:
+    heard = Heard()
+    rows = [{"x": "x", "response_format": openai(digit("a"))}]
+    prompt = PromptOptions(template=template)
+    pipeline.plan(config(sevens, rows, schema=digit("own"), prompt=prompt), progress=heard)
+    said = any("prompts show the run's schema" in text for text in heard.warnings)
+    assert said is ("{{ schema }}" in template)
+
+
+def test_a_row_can_show_its_own_schema_in_its_prompt(sevens: str) -> None:
+    prompt = PromptOptions(template="{{ x }} {{ response_format }}")
+    rows = [{"x": "x", "response_format": openai(digit("a"))}]
+    view = pipeline.preview(config(sevens, rows, prompt=prompt), None)
+    assert '"properties"' in view.marked()
