@@ -28,6 +28,7 @@ from batchradix.plan.cached import PlanSummary
 from batchradix.report.machine import machine
 from batchradix.report.progress import Silent, choose_progress
 from batchradix.report.summary import Summary
+from batchradix.schema.answer_format import AnswerFormat, answer_format
 from batchradix.types import Engine, Result, Status
 
 
@@ -73,6 +74,18 @@ def _prompt_options(
     )
 
 
+def _answers(
+    schema: Any,
+    fields: str | None,
+    regex: str | None,
+    grammar: str | Path | None,
+    choices: str | Path | Sequence[str] | None,
+) -> AnswerFormat | None:
+    return answer_format(
+        schema=schema, fields=fields, regex=regex, grammar=grammar, choices=choices
+    )
+
+
 def _path_text(value: str | os.PathLike[str], option: str) -> str:
     """The text of a name or path. Raises `OptionError` for anything else."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
@@ -87,6 +100,12 @@ def run(
     output: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
+    fields: str | None = None,
+    regex: str | None = None,
+    grammar: str | Path | None = None,
+    choices: str | Path | Sequence[str] | None = None,
+    schema_column: str | None = None,
+    retries: int = 0,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -107,14 +126,19 @@ def run(
 
     ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
     (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
-    path, text or dict, or a pydantic model class. Prompts come from a ``prompt`` or
-    ``messages`` column, from ``template`` with ``{{ column }}`` places, or from
-    ``instruction`` and ``column``; ``null_text`` stands in for a field that is null or missing in
-    a row, which is an error row otherwise. With ``output`` results are committed while it runs
-    and the same call continues after a crash; without, the table comes back in memory. ``keep``
-    names input columns to carry over: by default all of a table in memory, none of a file.
-    ``keep_truncated`` keeps the values that truncated answers were closed to, and adds a column
-    ``cut``: the JSON pointer of the first field that was cut short.
+    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
+    ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
+    ``schema_column`` names a column of schemas for single rows.
+    A row whose finished answer is invalid runs again up to ``retries`` times.
+
+    Prompts come from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}``
+    places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
+    or missing in a row, which is an error row otherwise. With ``output`` results are committed
+    while it runs and the same call continues after a crash; without, the table comes back in
+    memory. ``keep`` names input columns to carry over: by default all of a table in memory, none
+    of a file. ``keep_truncated`` keeps the values that truncated answers were closed to, and adds
+    a column ``cut``: the JSON pointer of the first field that was cut short.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -125,7 +149,9 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=schema,
+        schema=_answers(schema, fields, regex, grammar, choices),
+        schema_column=schema_column,
+        retries=retries,
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
@@ -148,6 +174,11 @@ def plan(
     *,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
+    fields: str | None = None,
+    regex: str | None = None,
+    grammar: str | Path | None = None,
+    choices: str | Path | Sequence[str] | None = None,
+    schema_column: str | None = None,
     template: str | None = None,
     chat: bool = False,
     instruction: str | None = None,
@@ -161,7 +192,8 @@ def plan(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=schema,
+        schema=_answers(schema, fields, regex, grammar, choices),
+        schema_column=schema_column,
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
@@ -204,6 +236,11 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[Mapping[str, Any]]],
         *,
         schema: Any = None,
+        fields: str | None = None,
+        regex: str | None = None,
+        grammar: str | Path | None = None,
+        choices: str | Path | Sequence[str] | None = None,
+        retries: int = 0,
         sampling: SamplingOptions | None = None,
         keep_truncated: bool = False,
     ) -> list[Result]:
@@ -229,7 +266,8 @@ class LLM:
         config = RunConfig(
             input=[{name: prompt} for prompt in listed],
             model=self.checkpoint.name,
-            schema=schema,
+            schema=_answers(schema, fields, regex, grammar, choices),
+            retries=retries,
             sampling=sampling or SamplingOptions(),
             engine=self._options,
         )
@@ -267,6 +305,7 @@ class LLM:
                 emit,
                 prefix_cache=self._options.prefix_cache,
                 retain=True,
+                retries=pipeline.open_retries(parts, planned),
             )
         return [results[row] for row in range(len(planned.rows))]
 

@@ -252,11 +252,19 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table."""
+    """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table.
+
+    ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it.
+    ``schema_column``: the input column of schemas that hold for their row instead; without it
+    a column ``response_format`` does. ``retries``: how often a row whose finished answer is
+    invalid runs again.
+    """
 
     input: Any
     model: str = DEFAULT_MODEL
     schema: Any = None
+    schema_column: str | None = None
+    retries: int = 0
     id_column: str | None = None
     limit: int | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)
@@ -277,6 +285,12 @@ class RunConfig:
             self.limit is None
             or (isinstance(self.limit, int) and not isinstance(self.limit, bool)),
             f"limit must be an integer, not {self.limit!r}",
+        )
+        _require(
+            isinstance(self.retries, int)
+            and not isinstance(self.retries, bool)
+            and 0 <= self.retries <= 100,
+            f"retries must be an integer from 0 to 100, not {self.retries!r}",
         )
         _require(
             self.limit is None or self.limit >= 0, f"limit must be 0 or more, not {self.limit}"

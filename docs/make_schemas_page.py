@@ -14,13 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from schema_examples import KEYWORD_EXAMPLES, REFUSED_EXAMPLES, TYPE_EXAMPLES, Example
+from schema_examples import (
+    FIELD_EXAMPLES,
+    KEYWORD_EXAMPLES,
+    REFUSED_EXAMPLES,
+    TYPE_EXAMPLES,
+    Example,
+)
 from schema_suite import PACKAGE, Group, batches, byte_compiler, judged, suite_folder
 
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.state import GrammarState
 from batchradix.errors import SchemaError
 from batchradix.schema.answers import InvalidAnswer
+from batchradix.schema.fields import fields_schema
 from batchradix.schema.load import load_schema
 from batchradix.schema.output_schema import OutputSchema
 
@@ -65,6 +72,22 @@ null. A value that does not fit its column (an integer that float64 would round,
 than a microsecond) makes an error row with the code `not_representable`; nothing is rounded.
 """
 
+_FIELDS = """\
+Arrow's own `arrow.json` extension type is not used for these cells, nor its mark on the field,
+which readers take for the same: Polars 2.1 reads it, but can neither compare it with text nor
+write it to Parquet.
+
+Where alternatives of a union are all texts to choose from they are one dictionary; beside any
+other text they are strings; every other mixture is JSON text.
+
+## Schemas in short
+
+`--fields 'vendor: str, total: float?, kind: invoice|receipt'` makes an object of these
+properties in this order, all required and no others. Names and choices stand in quotes where
+they hold more than letters, digits, `_` and `-`; inside quotes JSON's escapes hold. An error names
+the character where it is.
+"""
+
 _SUITE = """\
 ## The official test suite
 
@@ -95,6 +118,8 @@ def page(suite: Path) -> str:
             map(_type_line, TYPE_EXAMPLES),
         ),
         _UNIONS,
+        _FIELDS,
+        _table(("field", "schema", "Arrow type"), map(_field_line, FIELD_EXAMPLES)),
         *_suite_part(judged(suite)),
     ]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
@@ -174,6 +199,12 @@ def _type_line(entry: tuple[str, Any, Any]) -> tuple[str, ...]:
     shown = cell.to_pylist()[0]
     kind = str(loaded.arrow_type) + (" of JSON text" if _is_json(loaded) else "")
     return words, _json(schema), _code(kind), _json(answer), _code(repr(shown))
+
+
+def _field_line(kind: str) -> tuple[str, ...]:
+    schema = fields_schema(f"x: {kind}")
+    arrow = load_schema(schema).arrow_type.field("x").type
+    return _code(f"x: {kind}"), _json(schema["properties"]["x"]), _code(str(arrow))
 
 
 def _is_json(schema: OutputSchema) -> bool:

@@ -37,6 +37,27 @@ Schema = Annotated[
     str | None,
     typer.Option("--schema", help="A JSON Schema file, JSON text, or module:PydanticModel."),
 ]
+Fields = Annotated[
+    str | None,
+    typer.Option("--fields", help="A schema in short: 'vendor: str, total: float?, kind: a|b'."),
+]
+Regex = Annotated[
+    str | None, typer.Option("--regex", help="A pattern that the whole answer matches.")
+]
+Grammar = Annotated[
+    str | None, typer.Option("--grammar", help="A file of EBNF (GBNF) with the rule root.")
+]
+Choices = Annotated[
+    str | None,
+    typer.Option("--choices", help="The answers to choose from: a,b,c or a file, one a line."),
+]
+SchemaColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--schema-column",
+        help="The column of schemas for single rows; `response_format` when there is one.",
+    ),
+]
 Template = Annotated[
     str | None,
     typer.Option("--template", help="Text with {{ column }} places, or a file of it."),
@@ -148,6 +169,24 @@ def prompt_options(
         column=column,
         system=text_or_file(system, "--system"),
         null_text=null,
+    )
+
+
+def answers(
+    schema: str | None,
+    fields: str | None,
+    regex: str | None,
+    grammar: str | None,
+    choices: str | None,
+) -> Any:
+    """What answers may look like, read and checked; None for any text."""
+    given = (fields, regex, grammar, choices)
+    if all(option is None for option in given):
+        return schema  # read with the rest of the job
+    from batchradix.schema.answer_format import answer_format
+
+    return answer_format(
+        schema=schema, fields=fields, regex=regex, grammar=grammar, choices=choices
     )
 
 

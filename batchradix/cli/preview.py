@@ -18,6 +18,10 @@ def preview(
     ] = None,
     model: shared.Model = None,
     schema: shared.Schema = None,
+    fields: shared.Fields = None,
+    regex: shared.Regex = None,
+    grammar: shared.Grammar = None,
+    choices: shared.Choices = None,
     template: shared.Template = None,
     chat: shared.Chat = False,
     instruction: shared.Instruction = None,
@@ -35,7 +39,7 @@ def preview(
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
-        schema=schema,
+        schema=shared.answers(schema, fields, regex, grammar, choices),
         id_column=id_column,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),
     )

@@ -39,6 +39,11 @@ def run(
     ] = None,
     model: shared.Model = None,
     schema: shared.Schema = None,
+    fields: shared.Fields = None,
+    regex: shared.Regex = None,
+    grammar: shared.Grammar = None,
+    choices: shared.Choices = None,
+    schema_column: shared.SchemaColumn = None,
     template: shared.Template = None,
     chat: shared.Chat = False,
     instruction: shared.Instruction = None,
@@ -79,6 +84,9 @@ def run(
         str,
         typer.Option(help="Among choices: walk (token by token) or joint (the likeliest whole)."),
     ] = "walk",
+    retries: Annotated[
+        int, typer.Option(help="How often a row with an invalid answer runs again, warmer.")
+    ] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
@@ -177,7 +185,9 @@ def run(
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
-        schema=schema,
+        schema=shared.answers(schema, fields, regex, grammar, choices),
+        schema_column=schema_column,
+        retries=retries,
         id_column=id_column,
         limit=limit,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),

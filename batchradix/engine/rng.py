@@ -66,6 +66,11 @@ def rng_keys(
     return state
 
 
+def attempt_keys(rng_key: U64, attempt: int) -> U64:
+    """uint64[n]: keys of rows that run again, for the ``attempt``-th time (from 1 on)."""
+    return _absorb(rng_key, np.full(len(rng_key), attempt, dtype=np.uint64))
+
+
 def uniforms(rng_key: U64, position: I64) -> NDArray[np.float64]:
     """float64[n] in [0, 1): the number at ``position`` (int64[n], from 0) of each row's key."""
     counter = position.astype(np.uint64) + np.uint64(1)

@@ -12,6 +12,7 @@ from batchradix.pipeline.planned import (
     plan_rows,
     settle_engine,
 )
+from batchradix.pipeline.retries import open_retries
 
 __all__ = [
     "Answers",
@@ -27,6 +28,7 @@ __all__ = [
     "drive",
     "make_job",
     "open_parts",
+    "open_retries",
     "plan",
     "plan_rows",
     "preview",

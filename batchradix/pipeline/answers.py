@@ -13,6 +13,8 @@ from batchradix.engine.grammar.open_text import first_cut
 from batchradix.errors import RowError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, make_job
+from batchradix.pipeline.retries import Retries
+from batchradix.schema.answer_format import AnswerFormat
 from batchradix.schema.answers import InvalidAnswer
 from batchradix.types import (
     I64,
@@ -35,7 +37,6 @@ class Answers:
     """
 
     def __init__(self, parts: Parts, planned: Planned) -> None:
-        self._schema = parts.schema
         self._planned = planned
         self._lengths = planned.rows.prompt_lengths
 
@@ -45,24 +46,37 @@ class Answers:
 
     def finished(self, completion: Completion, rows: Sequence[int]) -> Iterator[Result]:
         """The results of all ``rows`` that this completion answers."""
-        status, value, error = self._judge(completion)
+        rows_read = self._planned.rows
+        answers = rows_read.formats[rows_read.format_id[completion.row]]
+        status, value, error = self._judge(completion, answers)
         cut = _first_cut(completion) if status is Status.TRUNCATED else None
         for row in rows:
             yield self._result(row, status, value, completion, error, cut)
 
-    def _judge(self, completion: Completion) -> tuple[Status, Any, RowError | None]:
+    def is_invalid(self, completion: Completion) -> bool:
+        """Whether the answer was finished and breaks its format."""
+        rows = self._planned.rows
+        answers = rows.formats[rows.format_id[completion.row]]
+        if completion.finish_reason is FinishReason.ERROR:
+            return False
+        return self._judge(completion, answers)[0] is Status.ERROR
+
+    @staticmethod
+    def _judge(
+        completion: Completion, answers: AnswerFormat | None
+    ) -> tuple[Status, Any, RowError | None]:
         if completion.finish_reason is FinishReason.ERROR:
             return Status.ERROR, None, completion.error
-        if self._schema is None:
+        if answers is None:
             return Status.OK, None, None
         if completion.finish_reason in (FinishReason.LENGTH, FinishReason.REPETITION):
             value = None
             if completion.cut_at is not None:
                 with suppress(InvalidAnswer):
-                    value = self._schema.parse(completion.text)
+                    value = answers.parse(completion.text)
             return Status.TRUNCATED, value, None
         try:
-            return Status.OK, self._schema.parse(completion.text), None
+            return Status.OK, answers.parse(completion.text), None
         except InvalidAnswer as invalid:
             return Status.ERROR, None, invalid.row_error
 
@@ -119,24 +133,37 @@ def drive(
     *,
     prefix_cache: bool,
     retain: bool = False,
+    retries: Retries | None = None,
     after_step: Callable[[], None] = lambda: None,
     stop_requested: StopRequested = lambda: None,
 ) -> int | None:
     """Runs the rows ``todo`` to the end; every one is emitted once, in completion order.
 
-    Returns the signal that asked it to stop in between, or None.
+    With ``retries`` a row whose answer is invalid runs again first, and the rows that take its
+    answer wait for it. Returns the signal that asked it to stop in between, or None.
     """
+    retain = retain or retries is not None
     job, runs_for = make_job(planned, todo, prefix_cache=prefix_cache, retain=retain)
     followers = todo[np.argsort(runs_for[todo], kind="stable")]
     led_by = runs_for[followers]
-    engine.submit(job)
+    attempts = {engine.submit(job): 0}
     while engine.has_work:
         signal = stop_requested()
         if signal is not None:
             return signal
+        again: dict[int, list[int]] = {}  # by the number of the attempt
         for completion in engine.step():
             start, stop = np.searchsorted(led_by, [completion.row, completion.row + 1])
+            attempt = attempts[completion.job_id]
+            if retries is not None and attempt < retries.most and answers.is_invalid(completion):
+                retries.num_rows += 0 if attempt else int(stop - start)
+                retries.num_tokens += completion.completion_tokens
+                again.setdefault(attempt + 1, []).append(completion.row)
+                continue
             for result in answers.finished(completion, followers[start:stop].tolist()):
                 emit(result)
+        for attempt, rows in again.items():
+            assert retries is not None
+            attempts[engine.submit(retries.job(rows, attempt))] = attempt
         after_step()
     return None

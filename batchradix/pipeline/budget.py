@@ -7,14 +7,10 @@ import json
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import DEFAULT_MAX_TOKENS
 from batchradix.errors import OptionError, RowError, RowErrorCode
+from batchradix.pipeline.row_formats import row_place
 from batchradix.types import GrammarSpec, Row
 
 _SHOWN_CHARS = 60
-
-
-def row_place(row: Row) -> str:
-    """How messages name a row: its number from 0, and its line where it has one."""
-    return f"row {row.index}" + (f" (line {row.line})" if row.line is not None else "")
 
 
 class Budgets:

@@ -19,9 +19,11 @@ from batchradix.config import DEFAULT_MAX_TOKENS, SamplingOptions
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
-from batchradix.pipeline.budget import Budgets, row_place
+from batchradix.pipeline.budget import Budgets
+from batchradix.pipeline.row_formats import AnswerFormats, row_place
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
+from batchradix.schema.answer_format import AnswerFormat
 from batchradix.types import (
     I32,
     I64,
@@ -42,8 +44,10 @@ class Intake:
     """Every row of the job, by row number.
 
     ``tokens``: prompts, each with its answer's opening behind it (``requests.num_forced``).
-    ``ids``: an Arrow array of the source's id type. ``requests.rng_key`` is zero here: it
-    depends on the run's seed. ``seeds``: int64[n], meaningful where ``has_seed``: bool[n].
+    ``formats``: what answers may look like, number 0 for the run's own, None for any text;
+    ``format_id``: int32[n] into it. ``ids``: an Arrow array of the source's id type.
+    ``requests.rng_key`` is zero here: it depends on the run's seed. ``seeds``: int64[n],
+    meaningful where ``has_seed``: bool[n].
     ``content_keys``: uint8[n, 16], equal for rows whose answers must be equal; the occurrence
     of an unseeded sampled prompt counts, so two such rows differ. ``base_keys`` are the same
     without occurrence, ``occurrence``: int64[n].
@@ -53,6 +57,8 @@ class Intake:
     ids: pa.Array
     errors: dict[int, RowError]
     requests: RequestTable
+    formats: tuple[AnswerFormat | None, ...]
+    format_id: I32
     seeds: I64
     has_seed: NDArray[np.bool_]
     base_keys: NDArray[np.uint8]
@@ -83,6 +89,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.settings_id: list[I32] = []
+        self.format_id: list[I32] = []
         self.max_tokens: list[I32] = []
         self.num_forced: list[I32] = []
         self.seeds: list[I64] = []
@@ -95,12 +102,11 @@ class _Columns:
 class _Settings:
     """Distinct `RowSettings`, numbered in order of first appearance."""
 
-    grammar: GrammarSpec | None
-    numbers: dict[SamplingOptions, int] = field(default_factory=dict)
+    numbers: dict[tuple[SamplingOptions, GrammarSpec | None], int] = field(default_factory=dict)
     numbered: dict[RowSettings, int] = field(default_factory=dict)
 
-    def number(self, options: SamplingOptions) -> int:
-        found = self.numbers.get(options)
+    def number(self, options: SamplingOptions, grammar: GrammarSpec | None) -> int:
+        found = self.numbers.get((options, grammar))
         if found is None:
             settings = RowSettings(
                 temperature=float(options.temperature),
@@ -111,16 +117,34 @@ class _Settings:
                 presence_penalty=float(options.presence_penalty),
                 frequency_penalty=float(options.frequency_penalty),
                 stop=options.stop,
-                grammar=self.grammar,
+                grammar=grammar,
                 probabilities=options.probabilities,
                 choose=options.choose,
             )
             found = self.numbered.setdefault(settings, len(self.numbered))
-            self.numbers[options] = found
+            self.numbers[options, grammar] = found
         return found
 
 
-def _too_long(row: Row, num_tokens: int, context_length: int) -> RowError:
+def _refusal(
+    row: Row,
+    options: SamplingOptions,
+    answers: AnswerFormat | None,
+    num_tokens: int,
+    context_length: int,
+    budgets: Budgets | None,
+) -> RowError | None:
+    """Why a row whose prompt has ``num_tokens`` cannot run, None when it can."""
+    if options.stop and answers is not None and not answers.takes_stop:
+        return RowError(
+            RowErrorCode.BAD_SETTING,
+            f"{row_place(row)}, column stop: a stop string could cut an answer that does not match "
+            f"the grammar yet; let the grammar end the answer",
+        )
+    if num_tokens + 1 <= context_length:
+        if budgets is None or answers is None:
+            return None
+        return budgets.check_row(row, answers.grammar, options.max_tokens, num_tokens)
     return RowError(
         RowErrorCode.PROMPT_TOO_LONG,
         f"{row_place(row)}: the prompt has {num_tokens:,} tokens and the model takes "
@@ -133,44 +157,56 @@ def read_rows(
     prompts: PromptBuilder,
     *,
     sampling: SamplingOptions,
-    grammar: GrammarSpec | None,
+    formats: AnswerFormats,
     context_length: int,
+    may_retry: bool = False,
     folder: Path | None,
     budgets: Budgets | None = None,
-    opening: Sequence[int] = (),
     on_progress: Callable[[int], None] | None = None,
 ) -> Intake:
     """Reads, renders and tokenises every row of ``source`` once, in batches.
 
-    ``opening`` is what every answer under ``grammar`` begins with; it is put behind each
-    prompt, as far as the row's ``max_tokens`` go. ``budgets`` finds the rows into whose budget
-    no answer fits. ``folder`` takes the token table's files
+    ``formats`` tells what a row's answer must match and what it then begins with; that is put
+    behind its prompt, as far as its ``max_tokens`` go. ``budgets`` finds the rows into whose
+    budget no answer fits. ``may_retry``: greedy rows may come to be sampled. ``folder`` takes the
+    token table's files
     (memory-mapped afterwards); None keeps it in memory. A row that cannot be run becomes an
     entry of ``errors`` and has no tokens.
     """
-    columns, settings = _Columns(), _Settings(grammar)
-    opening_ids = np.array(opening, dtype=np.uint32)
+    columns, settings = _Columns(), _Settings()
     # The run's seed is no seed of a row: equal rows without one draw differently.
     reader = RowSettingsReader(replace(sampling, seed=None))
-    wanted = frozenset(prompts.required_columns) | frozenset(SETTING_COLUMNS)
+    wanted = frozenset(prompts.required_columns) | {*SETTING_COLUMNS, *formats.columns}
     writer = TokenTableWriter(folder)
     errors: dict[int, RowError] = {}
     num_cleaned = 0
     num_rows = 0
     for rows in source.batches(wanted, BATCH_ROWS):
         tokens, cleaned = _read_batch(
-            rows, source, prompts, reader, settings, columns, errors, context_length, budgets
+            rows,
+            source,
+            prompts,
+            reader,
+            settings,
+            formats,
+            columns,
+            errors,
+            context_length,
+            may_retry,
+            budgets,
         )
+        format_id = columns.format_id[-1]
+        lengths = np.array([len(ids) for ids in formats.openings], dtype=np.int32)[format_id]
         num_forced = np.where(
-            tokens.lengths > 0, np.minimum(columns.max_tokens[-1], len(opening_ids)), 0
+            tokens.lengths > 0, np.minimum(columns.max_tokens[-1], lengths), 0
         ).astype(np.int32)
         columns.num_forced.append(num_forced)
-        writer.append(_with_opening(tokens, opening_ids, num_forced))
+        writer.append(_with_opening(tokens, formats.openings, format_id, num_forced))
         num_cleaned += cleaned
         num_rows += len(rows)
         if on_progress is not None:
             on_progress(num_rows)
-    return _assemble(writer.finish(), source, columns, settings, errors, num_cleaned)
+    return _assemble(writer.finish(), source, columns, settings, formats, errors, num_cleaned)
 
 
 def _read_batch(
@@ -179,15 +215,18 @@ def _read_batch(
     prompts: PromptBuilder,
     reader: RowSettingsReader,
     settings: _Settings,
+    formats: AnswerFormats,
     columns: _Columns,
     errors: dict[int, RowError],
     context_length: int,
+    may_retry: bool,
     budgets: Budgets | None,
 ) -> tuple[TokenTable, int]:
     """One batch into the columns; its prompts, and how many texts had to be cleaned."""
     batch = prompts.encode(rows)
     n = len(rows)
     settings_id = np.zeros(n, dtype=np.int32)
+    format_id = np.zeros(n, dtype=np.int32)
     max_tokens = np.ones(n, dtype=np.int32)
     seeds = np.zeros(n, dtype=np.int64)
     has_seed = np.zeros(n, dtype=bool)
@@ -195,26 +234,34 @@ def _read_batch(
     for i, row in enumerate(rows):
         error = row.error or batch.errors.get(i)
         options = reader.read(row) if error is None else None
-        if isinstance(options, RowError):
-            error = options
-        elif error is None and lengths[i] + 1 > context_length:
-            error = _too_long(row, int(lengths[i]), context_length)
-        elif budgets is not None and options is not None:
-            error = budgets.check_row(row, settings.grammar, options.max_tokens, int(lengths[i]))
-        if error is not None or options is None or isinstance(options, RowError):
-            error = error or RowError(RowErrorCode.ENGINE_FAILED, f"{row_place(row)} was not read")
+        number = formats.number(row) if error is None else 0
+        for found in (options, number):
+            error = found if error is None and isinstance(found, RowError) else error
+        if isinstance(options, SamplingOptions) and isinstance(number, int):
+            answers = formats.formats[number]
+            error = error or _refusal(
+                row, options, answers, int(lengths[i]), context_length, budgets
+            )
+        if error is not None:
             errors[row.index] = error
             lengths[i] = 0
             digest = hashlib.blake2b(digest_size=_KEY_BYTES)
             digest.update(f"error {error.code} {error.message}".encode(errors="replace"))
             columns.base_keys += digest.digest()
             continue
-        settings_id[i] = settings.number(options)
+        assert isinstance(number, int)
+        answers = formats.formats[number]
+        format_id[i] = number
+        assert isinstance(options, SamplingOptions)
+        settings_id[i] = settings.number(options, None if answers is None else answers.grammar)
         room = context_length - int(lengths[i])
         max_tokens[i] = min(options.max_tokens or DEFAULT_MAX_TOKENS, room)
         if options.seed is not None:
             seeds[i], has_seed[i] = options.seed, True
-        columns.base_keys += _base_key(batch.tokens[i], options, int(max_tokens[i]))
+        columns.base_keys += _base_key(
+            batch.tokens[i], options, int(max_tokens[i]), formats.identity(number), may_retry
+        )
+    columns.format_id.append(format_id)
     columns.settings_id.append(settings_id)
     columns.max_tokens.append(max_tokens)
     columns.seeds.append(seeds)
@@ -223,8 +270,17 @@ def _read_batch(
     return _drop_rows(batch.tokens, lengths), batch.num_cleaned
 
 
-def _base_key(token_ids: NDArray[np.uint32], options: SamplingOptions, max_tokens: int) -> bytes:
-    """16 bytes over what determines an answer beside the job's fingerprint."""
+def _base_key(
+    token_ids: NDArray[np.uint32],
+    options: SamplingOptions,
+    max_tokens: int,
+    answers: str,
+    may_retry: bool,
+) -> bytes:
+    """16 bytes over what determines an answer beside the job's fingerprint.
+
+    ``answers`` names a format of the row's own, "" for the run's.
+    """
     digest = hashlib.blake2b(token_ids.tobytes(), digest_size=_KEY_BYTES)
     sampled = options.temperature > 0
     digest.update(
@@ -232,7 +288,9 @@ def _base_key(token_ids: NDArray[np.uint32], options: SamplingOptions, max_token
             (
                 max_tokens,
                 options.temperature,
-                (options.top_p, options.top_k, options.min_p, options.seed) if sampled else None,
+                (options.top_p, options.top_k, options.min_p, options.seed if sampled else None)
+                if sampled or may_retry
+                else None,
                 options.repetition_penalty,
                 options.presence_penalty,
                 options.frequency_penalty,
@@ -240,6 +298,8 @@ def _base_key(token_ids: NDArray[np.uint32], options: SamplingOptions, max_token
             )
         ).encode()
     )
+    if answers:
+        digest.update(answers.encode())
     return digest.digest()
 
 
@@ -253,13 +313,15 @@ def _drop_rows(tokens: TokenTable, lengths: I64) -> TokenTable:
     return TokenTable(tokens.values[keep], offsets)
 
 
-def _with_opening(tokens: TokenTable, opening: U32, num_forced: I32) -> TokenTable:
-    """The table with the first ``num_forced[i]`` tokens of the opening behind each row."""
+def _with_opening(
+    tokens: TokenTable, openings: Sequence[U32], format_id: I32, num_forced: I32
+) -> TokenTable:
+    """The table with the first ``num_forced[i]`` tokens of its opening behind each row."""
     if not num_forced.any():
         return tokens
     parts: list[U32] = []
-    for row, count in enumerate(num_forced.tolist()):
-        parts += [tokens[row], opening[:count]]
+    for row, (count, number) in enumerate(zip(num_forced.tolist(), format_id, strict=True)):
+        parts += [tokens[row], openings[number][:count]]
     offsets = np.zeros(len(tokens) + 1, dtype=np.int64)
     np.cumsum(tokens.lengths + num_forced, out=offsets[1:])
     return TokenTable(np.concatenate(parts), offsets)
@@ -286,10 +348,12 @@ def _assemble(
     source: JobSource,
     columns: _Columns,
     settings: _Settings,
+    formats: AnswerFormats,
     errors: dict[int, RowError],
     num_cleaned: int,
 ) -> Intake:
     settings_id = np.concatenate([np.zeros(0, dtype=np.int32), *columns.settings_id])
+    format_id = np.concatenate([np.zeros(0, dtype=np.int32), *columns.format_id])
     max_tokens = np.concatenate([np.zeros(0, dtype=np.int32), *columns.max_tokens])
     num_forced = np.concatenate([np.zeros(0, dtype=np.int32), *columns.num_forced])
     seeds = np.concatenate([np.zeros(0, dtype=np.int64), *columns.seeds])
@@ -307,7 +371,7 @@ def _assemble(
         (occurrence.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8).reshape(-1, 8)
     )
     if not distinct:
-        distinct = (RowSettings(grammar=settings.grammar),)
+        distinct = (RowSettings(),)
     return Intake(
         tokens=tokens,
         ids=pa.chunked_array(columns.ids, type=source.id_type).combine_chunks(),
@@ -319,6 +383,8 @@ def _assemble(
             rng_key=np.zeros(len(tokens), dtype=np.uint64),
             num_forced=num_forced,
         ),
+        formats=tuple(formats.formats),
+        format_id=format_id,
         seeds=seeds,
         has_seed=has_seed,
         base_keys=base_keys,

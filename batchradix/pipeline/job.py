@@ -37,6 +37,7 @@ from batchradix.pipeline.planned import (
     plan_rows,
     settle_engine,
 )
+from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
@@ -44,7 +45,7 @@ from batchradix.prompts.view import PromptView
 from batchradix.report.machine import peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
-from batchradix.schema.output_schema import OutputSchema
+from batchradix.schema.answer_format import AnswerFormat
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.types import (
     Engine,
@@ -67,7 +68,7 @@ class EngineMaker(Protocol):
     def __call__(self, settings: EngineSettings) -> Engine: ...
 
 
-EngineFactory = Callable[[Checkpoint, OutputSchema | None], EngineMaker]
+EngineFactory = Callable[[Checkpoint, AnswerFormat | None], EngineMaker]
 """First refuses what cannot be run, before weights load; then makes the engine."""
 
 
@@ -88,7 +89,7 @@ class RadixEngines:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        schema: OutputSchema | None = None,
+        schema: AnswerFormat | None = None,
         *,
         options: EngineOptions | None = None,
     ) -> None:
@@ -108,7 +109,7 @@ class RadixEngines:
         )
         self.check(schema)
 
-    def check(self, schema: OutputSchema | None) -> None:
+    def check(self, schema: AnswerFormat | None) -> None:
         """Compiles a schema that is to be used; raises `SchemaError` when it cannot be."""
         if schema is not None:
             self._grammars.compile(schema.grammar)
@@ -169,7 +170,7 @@ def run(
         table = Table(
             planned.rows,
             source=parts.source,
-            schema=parts.schema,
+            schema=parts.values,
             options=config.output,
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
@@ -226,6 +227,7 @@ def _answer(
         f"loading {parts.checkpoint.name} in {settings.dtype} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
+    retries = open_retries(parts, planned)
     engine = make_engine(settings)
     summary.load_s = time.monotonic() - started_s
     started_s = time.monotonic()
@@ -244,12 +246,16 @@ def _answer(
             todo,
             table.append,
             prefix_cache=settings.prefix_cache,
+            retries=retries,
             after_step=after_step,
             stop_requested=stop_requested,
         )
     finally:
         progress.stop()
         summary.usage = replace(engine.usage)
+        if retries is not None:
+            summary.retried_rows = retries.num_rows
+            summary.discarded_tokens = retries.num_tokens
         summary.run_s = time.monotonic() - started_s
         try:
             table.commit()
@@ -271,8 +277,9 @@ def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
     """What a job shares; tokenises every row, loads no weights."""
     parts = open_parts(config, progress=progress or Silent())
     try:
+        has_formats = parts.schema is not None or parts.row_formats is not None
         opening = None
-        if parts.schema is not None:
+        if has_formats:
             opening = RadixEngines(parts.checkpoint, options=config.engine).opening
         with TemporaryDirectory(prefix="batchradix-") as folder:
             return plan_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,14 +14,15 @@ from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     RunConfig,
 )
-from batchradix.errors import OptionError
+from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.prompts.build import PromptBuilder
+from batchradix.prompts.instruction import SCHEMA_LINE
 from batchradix.report.progress import Progress
+from batchradix.schema.answer_format import AnswerFormat, ValueColumn, load_format
 from batchradix.schema.listing import MAX_BYTES, MAX_TEXTS
-from batchradix.schema.load import load_schema
-from batchradix.schema.output_schema import OutputSchema
+from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,15 @@ class Parts:
     config: RunConfig
     source: JobSource
     checkpoint: Checkpoint
-    schema: OutputSchema | None
+    schema: AnswerFormat | None
+    row_formats: RowFormats | None
     prompts: PromptBuilder
     warnings: tuple[str, ...]
+
+    @property
+    def values(self) -> ValueColumn | None:
+        """The ``value`` column, None for a job without one."""
+        return self.schema if self.row_formats is None else JsonTexts()
 
 
 def open_parts(
@@ -44,24 +51,32 @@ def open_parts(
     ``checkpoint`` is a model that is open already. Raises the `UsageError` of whatever is
     wrong.
     """
-    schema = None if config.schema is None else load_schema(config.schema)
+    schema = None if config.schema is None else load_format(config.schema)
     _check_choices(config, schema)
+    _check_stop(schema, config.sampling.stop)
     with ExitStack() as stack:
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
         _check_output(config, source)
         checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
         source.scan()
+        row_formats = _row_formats(config, source)
         prompts = PromptBuilder(
             checkpoint,
             config.prompt,
             columns=source.columns if source.num_rows else None,
             schema_text=None if schema is None else schema.text,
+            schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
         )
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
-    warnings = [*prompts.warnings, *_schema_notices(schema)]
+    warnings = [*prompts.warnings, *(() if schema is None else schema.notices)]
+    if row_formats is not None and prompts.shows_schema:
+        warnings.append(
+            f"prompts show the run's schema to every row, also to those with another one in the "
+            f"column {row_formats.column}; {{{{ {row_formats.column} }}}} shows a row its own"
+        )
     if source.num_duplicate_ids:
         warnings.append(f"{source.num_duplicate_ids:,} rows have an id that an earlier row has")
     for text in warnings:
@@ -71,12 +86,13 @@ def open_parts(
         source=source,
         checkpoint=checkpoint,
         schema=schema,
+        row_formats=row_formats,
         prompts=prompts,
         warnings=tuple(warnings),
     )
 
 
-def _check_choices(config: RunConfig, schema: OutputSchema | None) -> None:
+def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
     """Refuses probabilities, and choosing by them, where there are no choices to list."""
     sampling = config.sampling
     if not sampling.probabilities and sampling.choose == "walk":
@@ -92,6 +108,35 @@ def _check_choices(config: RunConfig, schema: OutputSchema | None) -> None:
         )
 
 
+def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
+    if stop and schema is not None and not schema.takes_stop:
+        raise OptionError(
+            "stop and grammar exclude each other: a stop string could cut an answer that does not "
+            "match the grammar yet; let the grammar end the answer"
+        )
+
+
+def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
+    """What reads the schemas that rows bring along, None where no column holds any."""
+    columns = source.columns or ()
+    column = config.schema_column
+    if column is None and RESPONSE_FORMAT in columns:
+        column = RESPONSE_FORMAT
+    if column is None:
+        return None
+    if config.sampling.probabilities or config.sampling.choose == "joint":
+        raise OptionError(
+            f"probabilities and choose joint need the same choices for every row, and the rows have "
+            f"schemas of their own in the column {column}; leave one or the other out"
+        )
+    if columns and column not in columns:
+        raise InputError(
+            f"{source.name} has no column {column!r} to read schemas from; its columns are: "
+            f"{', '.join(columns)}"
+        )
+    return RowFormats(column, drops_nulls=source.typed)
+
+
 def _check_output(config: RunConfig, source: JobSource) -> None:
     """Refuses to write over the input, whatever links or patterns it was named by."""
     if config.output.path is None:
@@ -104,19 +149,6 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
         )
 
 
-def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
-    """What decoding does not enforce of a schema, in words."""
-    if schema is not None and schema.choices is None and schema.validated_keywords:
-        places = ", ".join(f"{word} at {place}" for place, word in schema.validated_keywords)
-        yield (
-            f"not enforced while decoding, but checked on every answer (a row that breaks it "
-            f"becomes an error row): {places}"
-        )
-    if schema is not None and schema.ignored_keywords:
-        places = ", ".join(f"{word} at {place}" for place, word in schema.ignored_keywords)
-        yield f"JSON Schema gives these no meaning, so nothing checks them: {places}"
-
-
 def fingerprint(parts: Parts) -> dict[str, Any]:
     """What makes results of two runs belong to one table, as a JSON object."""
     config = parts.config
@@ -126,6 +158,9 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         **asdict(config.prompt),
         **asdict(config.sampling),
         "schema": None if parts.schema is None else parts.schema.text,
+        "answers": "text" if parts.schema is None else parts.schema.kind,
+        "schema_column": None if parts.row_formats is None else parts.row_formats.column,
+        "retries": config.retries,
         "dtype": config.engine.dtype,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from batchradix.errors import RowErrorCode
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.intake import Intake, read_rows
 from batchradix.pipeline.parts import Parts
+from batchradix.pipeline.row_formats import AnswerFormats, Opening
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
 from batchradix.plan.dedupe import drop_followers, find_duplicates
 from batchradix.plan.order import make_plan
@@ -32,9 +33,6 @@ from batchradix.types import (
     GrammarSpec,
     Plan,
 )
-
-Opening = Callable[[GrammarSpec], Sequence[int]]
-"""The token ids with which every answer under a grammar begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +59,24 @@ def plan_rows(
     """
     from batchradix.engine.rng import rng_keys
 
-    grammar = None if parts.schema is None else parts.schema.grammar
-    opening_ids: Sequence[int] = ()
-    if opening is not None and grammar is not None and parts.config.engine.forced_text:
-        opening_ids = opening(grammar)
+    formats = AnswerFormats(
+        parts.schema,
+        parts.row_formats,
+        opening=opening,
+        is_forced=parts.config.engine.forced_text,
+    )
     rows = read_rows(
         parts.source,
         parts.prompts,
         sampling=parts.config.sampling,
-        grammar=grammar,
+        formats=formats,
+        may_retry=parts.config.retries > 0,
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
         budgets=Budgets(parts.checkpoint),
-        opening=opening_ids,
     )
+    for text in formats.notices:
+        progress.warn(text)
     if rows.num_cleaned:
         progress.warn(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
     plan = make_plan(rows.tokens, rows.runnable)
@@ -89,14 +91,25 @@ def plan_rows(
     leaders = find_duplicates(
         rows.tokens,
         plan,
-        settings_id=rows.requests.settings_id,
+        settings_id=_answer_kind(rows),
         max_tokens=rows.requests.max_tokens,
         rng_key=rng_key,
         is_greedy=greedy[rows.requests.settings_id],
     )
+    return Planned(
+        rows=rows,
+        plan=plan,
+        leaders=leaders,
+        cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
+        rng_key=rng_key,
+        summary=_summary(rows, plan, leaders),
+    )
+
+
+def _summary(rows: Intake, plan: Plan, leaders: I64) -> PlanSummary:
     alone = drop_followers(plan, leaders)
     codes = [error.code for error in rows.errors.values()]
-    summary = plan_summary(
+    return plan_summary(
         rows.tokens,
         alone,
         build_tree(alone, rows.tokens.lengths),
@@ -105,14 +118,14 @@ def plan_rows(
         num_duplicates=len(plan) - len(alone),
         num_over_long=codes.count(RowErrorCode.PROMPT_TOO_LONG),
     )
-    return Planned(
-        rows=rows,
-        plan=plan,
-        leaders=leaders,
-        cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
-        rng_key=rng_key,
-        summary=summary,
+
+
+def _answer_kind(rows: Intake) -> I32:
+    """int32[n]: equal for rows of equal settings whose answers are read alike."""
+    _, kind = np.unique(
+        np.stack([rows.requests.settings_id, rows.format_id]), axis=1, return_inverse=True
     )
+    return kind.reshape(-1).astype(np.int32)
 
 
 def check_device(config: RunConfig) -> None:

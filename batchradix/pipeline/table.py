@@ -19,7 +19,7 @@ from batchradix.errors import TRANSIENT_CODES
 from batchradix.jobs.base import JobSource
 from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
-from batchradix.schema.output_schema import OutputSchema
+from batchradix.schema.answer_format import ValueColumn
 from batchradix.sink.columns import result_schema, shard_schema
 from batchradix.sink.finalise import finalise
 from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
@@ -36,7 +36,7 @@ from batchradix.sink.shards import (
 from batchradix.types import I64, Result, Status
 
 
-def _mark_value(columns: pa.Schema, schema: OutputSchema | None) -> pa.Schema:
+def _mark_value(columns: pa.Schema, schema: ValueColumn | None) -> pa.Schema:
     """The columns with the answer's field as its schema marks it (JSON text or not)."""
     if schema is None or "value" not in columns.names:
         return columns
@@ -56,7 +56,7 @@ class Table:
         rows: Intake,
         *,
         source: JobSource,
-        schema: OutputSchema | None,
+        schema: ValueColumn | None,
         options: OutputOptions,
         metadata: Mapping[str, str],
         fingerprint: Mapping[str, Any],

@@ -20,7 +20,7 @@ from batchradix.config import PromptOptions
 from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
 from batchradix.prompts.chat import ChatTemplate, Conversation
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span
-from batchradix.prompts.instruction import shared_text, user_conversation
+from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
 from batchradix.prompts.messages import read_conversation
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
@@ -49,7 +49,8 @@ class PromptBuilder:
     """Turns rows into token ids by one job's options.
 
     ``columns``: the input's top-level columns where they are known, else None (then call
-    `check_columns` once they are). ``schema_text``: the output schema as compact JSON text.
+    `check_columns` once they are). ``schema_text``: what answers must match as text, such as the
+    output schema as compact JSON; ``schema_line`` introduces it below an instruction.
 
     Raises `TemplateError`, `OptionError` or `InputError` for what no row could mend.
     """
@@ -61,10 +62,12 @@ class PromptBuilder:
         *,
         columns: Sequence[str] | None,
         schema_text: str | None = None,
+        schema_line: str = SCHEMA_LINE,
     ) -> None:
         self._options = options
         self._tokenizer = checkpoint.tokenizer
         self._schema_text = None if schema_text is None else clean_text(schema_text)
+        self._schema_line = schema_line
         self._system = None if options.system is None else clean_text(options.system)
         self._matcher = AddedTokenMatcher(checkpoint.tokenizer.added_tokens)
         self._template = self._parse(columns or ())
@@ -99,6 +102,13 @@ class PromptBuilder:
         for place in self._template.places:
             if place.column not in columns:
                 raise TemplateError(self._unknown(place, columns))
+
+    @property
+    def shows_schema(self) -> bool:
+        """Whether prompts hold the output schema's text."""
+        if self._schema_text is None or self._template is None:
+            return False
+        return self._options.instruction is not None or self._template.has_schema
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -216,7 +226,8 @@ class PromptBuilder:
         if options.instruction is None or options.column is None:
             return None
         place = parse_place(options.column, columns) or Place(options.column)
-        front = Piece(shared_text(clean_text(options.instruction), schema), True)
+        instruction = clean_text(options.instruction)
+        front = Piece(shared_text(instruction, schema, self._schema_line), True)
         return Template((front, place), (), options.null_text)
 
     def _open_chat(self, checkpoint: Checkpoint) -> ChatTemplate | None:
@@ -333,6 +344,11 @@ class PromptBuilder:
             yield (
                 "the model's chat template writes today's date into every prompt, so the same job "
                 "run on another day has other prompts"
+            )
+        if template is None and self._schema_text is not None:
+            yield (
+                "the prompts come from the input as they are, without the schema: it only limits "
+                "what the model can write, so say in them what its parts mean"
             )
         if template is None or options.template is None:
             return

@@ -8,14 +8,15 @@ from __future__ import annotations
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
 from batchradix.prompts.guard import Piece
 
-_SCHEMA_LINE = "Answer with JSON that matches this schema:"
+SCHEMA_LINE = "Answer with JSON that matches this schema:"
 
 
-def shared_text(instruction: str, schema_text: str | None) -> str:
-    """What stands before every row's text: the instruction and, where there is one, the schema."""
+def shared_text(instruction: str, schema_text: str | None, schema_line: str = SCHEMA_LINE) -> str:
+    """What stands before every row's text: the instruction and, where there is one, the schema,
+    below ``schema_line``."""
     parts = [instruction]
     if schema_text is not None:
-        parts.append(f"{_SCHEMA_LINE}\n{schema_text}")
+        parts.append(f"{schema_line}\n{schema_text}")
     return "\n\n".join(parts) + "\n\n"
 
 

@@ -18,8 +18,10 @@ class Summary:
     are of the finished table, or of the rows that were done when a signal stopped the run, with
     ``rows_left`` to go; ``opening_tokens`` are the forced beginnings of answers that were
     planned with the prompts, which ``distinct_tokens`` holds too; ``resumed_rows`` rows were
-    committed by an earlier run; ``duplicate_rows`` took another row's answer. ``usage`` and
-    ``seconds`` are of this run.
+    committed by an earlier run; ``duplicate_rows`` took another row's answer;
+    ``retried_rows`` ran again because their answer was invalid, which threw ``discarded_tokens``
+    answer tokens away (the engine's counters have them, ``completion_tokens`` has not). These,
+    ``usage`` and ``seconds`` are of this run.
     """
 
     rows: int = 0
@@ -29,6 +31,8 @@ class Summary:
     errors: int = 0
     resumed_rows: int = 0
     duplicate_rows: int = 0
+    retried_rows: int = 0
+    discarded_tokens: int = 0
     prompt_tokens: int = 0
     opening_tokens: int = 0
     distinct_tokens: int = 0
@@ -84,6 +88,8 @@ class Summary:
             "errors": self.errors,
             "resumed_rows": self.resumed_rows,
             "duplicate_rows": self.duplicate_rows,
+            "retried_rows": self.retried_rows,
+            "discarded_tokens": self.discarded_tokens,
             "prompt_tokens": self.prompt_tokens,
             "opening_tokens": self.opening_tokens,
             "distinct_tokens": self.distinct_tokens,
@@ -122,6 +128,8 @@ class Summary:
             rows += f"; {self.resumed_rows:,} of them from an earlier run"
         if self.duplicate_rows:
             rows += f"; {self.duplicate_rows:,} duplicates answered once"
+        if self.retried_rows:
+            rows += f"; {self.retried_rows:,} tried again"
         lines = [
             ("result", rows),
             (

@@ -8,6 +8,14 @@ from typing import Any, NoReturn
 
 from batchradix.errors import RowError, RowErrorCode
 
+VALUE_METADATA = {b"batchradix.json_lines": b"value"}
+"""Of a field whose answers are no JSON texts: JSON lines then hold the value, else the text."""
+
+
+def is_written_from_value(field: Any) -> bool:
+    """Whether a ``pa.Field`` carries `VALUE_METADATA`."""
+    return bool((field.metadata or {}).get(b"batchradix.json_lines") == b"value")
+
 
 class InvalidAnswer(Exception):
     """An answer that becomes an error row; never leaves the pipeline.

@@ -9,7 +9,8 @@ string; formats uuid, email, ...      string
 format date, time, date-time          date32, time64[us] (in UTC), timestamp[us, UTC]
 integer                               int64; decimal128(38, 0) where bounds pass int64
 number, boolean, null                 float64, bool, null
-enum and const                        the type of their values (with or without null)
+two or more texts to choose from      dictionary of int32 and string (null beside them or not)
+other enums and const                 the type of their values (with or without null)
 a type or null                        the type, nullable
 anything else                         JSON text in a string column
 ====================================  =======================================================
@@ -17,8 +18,9 @@ anything else                         JSON text in a string column
 Anything else is: other unions, parts that refer to themselves, objects whose names are open
 (``additionalProperties``, ``patternProperties``), tuples of several types. A cell of JSON text
 tells ``7``, ``"7"`` and ``null`` apart; its field has the metadata ``batchradix.encoding: json``.
-(Arrow's own ``arrow.json`` extension type is not used: Polars before 1.36 cannot read it, and
-later ones can neither compare nor write it.)
+(Arrow's own ``arrow.json`` extension type is not used, nor its mark on the field, which readers
+take for the same: Polars before 1.36 cannot read it, and later ones, 2.1 included, can neither
+compare it with text nor write it to Parquet.)
 
 In a struct an absent optional property and a null one are both null, except in JSON text,
 where null is the text ``null``. Every type follows from the schema alone.
@@ -42,6 +44,7 @@ from batchradix.schema.normalise import Normalised
 
 JSON_METADATA = {b"batchradix.encoding": b"json"}
 _MAX_DECIMAL = 10**38 - 1
+_MAX_REFERENCES = 50  # followed one after the other
 _FINE_FRACTION = re.compile(r"\.\d{6}0*[1-9]")
 
 
@@ -83,7 +86,8 @@ class JsonCodec:
 
 @dataclass(frozen=True, slots=True)
 class ScalarCodec:
-    """``kind``: null, boolean, string, int64, decimal, float64, date, time or date-time."""
+    """``kind``: null, boolean, string, choice (a string out of a few), int64, decimal, float64,
+    date, time or date-time."""
 
     kind: str
 
@@ -93,6 +97,7 @@ class ScalarCodec:
             "null": pa.null(),
             "boolean": pa.bool_(),
             "string": pa.string(),
+            "choice": pa.dictionary(pa.int32(), pa.string()),
             "int64": pa.int64(),
             "decimal": pa.decimal128(38, 0),
             "float64": pa.float64(),
@@ -112,7 +117,7 @@ class ScalarCodec:
 
 def _fit_scalar(kind: str, value: Any) -> Any:
     """The value for pyarrow, None where it does not fit."""
-    if kind in ("boolean", "string"):
+    if kind in ("boolean", "string", "choice"):
         return value if isinstance(value, bool if kind == "boolean" else str) else None
     if kind in ("date", "time", "date-time"):
         return _fit_time(kind, value) if isinstance(value, str) else None
@@ -230,6 +235,8 @@ class _CodecBuilder:
             if name in inside:
                 return JsonCodec()
             return self.build(self._defs[name], (*inside, name))
+        if len(self._texts(node) - {None}) > 1:
+            return ScalarCodec("choice")
         if "enum" in node:
             return _joined([_codec_of_value(value) for value in node["enum"]])
         if "anyOf" in node:
@@ -238,6 +245,19 @@ class _CodecBuilder:
         if not types:
             return JsonCodec()
         return _joined([self._typed(node, kind, inside) for kind in types])
+
+    def _texts(self, node: Node, depth: int = 0) -> set[str | None]:
+        """The texts (and None) that the node chooses from; empty where it takes anything else."""
+        if "$ref" in node and depth < _MAX_REFERENCES:
+            return self._texts(self._defs[node["$ref"]], depth + 1)
+        if "enum" in node:
+            values = node["enum"]
+            is_text = all(value is None or isinstance(value, str) for value in values)
+            return set(values) if is_text else set()
+        if "anyOf" in node:
+            branches = [self._texts(branch, depth + 1) for branch in node["anyOf"]]
+            return set().union(*branches) if all(branches) else set()
+        return {None} if node.get("type") == ["null"] else set()
 
     def _typed(self, node: Node, kind: str, inside: tuple[str, ...]) -> Codec:
         if kind == "object":
@@ -275,8 +295,10 @@ class _CodecBuilder:
 
 
 def _joined(codecs: list[Codec]) -> Codec:
-    """The codec for values of any of several; null joins with everything."""
+    """The codec for values of any of several; null joins with everything, choices with text."""
     distinct = list(dict.fromkeys(codecs))
+    if ScalarCodec("string") in distinct:
+        distinct = [codec for codec in distinct if codec != ScalarCodec("choice")]
     null: Codec = ScalarCodec("null")
     others = [codec for codec in distinct if codec != null]
     if not others:

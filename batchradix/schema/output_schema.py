@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 class OutputSchema:
     """A JSON Schema that answers must match; immutable, built by `load_schema`.
 
-    ``json``: the schema as given. ``text``: the same as compact JSON in the given order, for
-    prompts and metadata. ``grammar``: what decoding enforces; where few texts match at all, these
-    (kind ``choices``), else ``json_grammar``, a JSON Schema. ``choices``: what to call these texts,
-    in order: the strings themselves where all are strings, else JSON; None elsewhere.
-    ``validated_keywords``: ``(pointer, keyword)`` of what ``json_grammar`` does not enforce, so
-    that only the check of every value catches it.
+    An `answer_format.AnswerFormat`. ``json``: the schema as given. ``text``: the same as compact
+    JSON in the given order, for prompts and metadata. ``grammar``: what decoding enforces; where
+    few texts match at all, these (kind ``choices``), else ``json_grammar``, a JSON Schema.
+    ``choices``: what to call these texts, in order: the strings themselves where all are strings,
+    else JSON; None elsewhere. ``validated_keywords``: ``(pointer, keyword)`` of what
+    ``json_grammar`` does not enforce, so that only the check of every value catches it.
     ``ignored_keywords``: the same of what nothing checks: formats that JSON Schema does not
     define, keywords that the schema's draft does not know, or knows only beside another one.
     ``property_names``: the properties of the answer itself, in column order.
     """
+
+    kind = "json_schema"
+    prompt_line = "Answer with JSON that matches this schema:"
+    takes_stop = True
 
     def __init__(self, schema: dict[str, Any] | bool) -> None:
         """Raises `SchemaError` when the schema is malformed or nothing can match it."""
@@ -63,6 +67,22 @@ class OutputSchema:
         self._normalised = normalised
         self._validator = document.validator
         self._codec: Codec | None = None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What decoding does not enforce, in words."""
+        found = []
+        if self.validated_keywords and self.choices is None:
+            found.append(
+                "not enforced while decoding, but checked on every answer (a row that breaks it "
+                f"becomes an error row): {_places(self.validated_keywords)}"
+            )
+        if self.ignored_keywords:
+            found.append(
+                "JSON Schema gives these no meaning, so nothing checks them: "
+                f"{_places(self.ignored_keywords)}"
+            )
+        return tuple(found)
 
     @property
     def codec(self) -> Codec:
@@ -134,6 +154,10 @@ def _labels(texts: Sequence[str]) -> tuple[str, ...]:
     if all(text.startswith('"') for text in texts):
         return tuple(read_json(text) for text in texts)
     return tuple(texts)
+
+
+def _places(keywords: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{word} at {place}" for place, word in keywords)
 
 
 def _property_names(normalised: Normalised) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 Every column of the schema is in every object. ``value`` is the answer itself, so an optional
 field that the model left out is left out here too, and what is written is as valid as what was
-checked; columns have no other word for it than null. ``error`` is ``null`` or an object of code
+checked; columns have no other word for it than null. (Answers that are no JSON are written from
+their column.) ``error`` is ``null`` or an object of code
 and message. The schema's metadata has no place in the file; it is kept in the work folder's
 ``run.json``.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from batchradix.schema.answers import is_written_from_value
 from batchradix.sink.base import Writer
 from batchradix.sink.json_text import embedded, is_json, json_texts, object_texts
 from batchradix.types import Status
@@ -24,7 +26,9 @@ class JsonlWriter(Writer):
         super().__init__(path, schema)
         self._fields = list(schema)
         self._names = [quote(name) for name in schema.names]
-        self._has_answers = {"status", "value", "text"} <= set(schema.names)
+        self._has_answers = {"status", "value", "text"} <= set(schema.names) and not (
+            is_written_from_value(schema.field("value"))
+        )
         self._file = open(path, "wb")  # noqa: SIM115 - closed in close()
 
     def write_batch(self, batch: pa.RecordBatch) -> None:

@@ -102,7 +102,7 @@ def test_text_or_null_is_a_plain_text_column(
         ({"type": "number", "minimum": 0, "maximum": 1}, pa.float64()),
         ({"type": "boolean"}, pa.bool_()),
         ({"type": "string", "maxLength": 2}, pa.string()),
-        ({"enum": ["a", "b"]}, pa.string()),
+        ({"enum": ["a", "b"]}, pa.dictionary(pa.int32(), pa.string())),
         ({"type": "string", "format": "date"}, pa.date32()),
         ({"anyOf": [{"type": "null"}, {"const": 5}]}, pa.int64()),
         ({"type": "array", "items": {"const": True}, "maxItems": 2}, pa.list_(pa.bool_())),

@@ -24,10 +24,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
-    "--id-column", "--null", "--date",
+    "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
+        "--schema-column", "--retries",
         "--output", "-o", "--keep", "--limit", "--max-tokens", "--temperature", "--top-p",
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
@@ -39,7 +40,7 @@ OPTIONS = {
         "--allow-failures", "--abort-after-failures", "--deadline",
         "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--dry-run",
     },
-    "plan": PROMPT_OPTIONS | {"--limit", "--json"},
+    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
     "history": {"--limit", "-n", "--json"},
@@ -162,6 +163,12 @@ def test_no_answered_row_exits_with_3(
         (["--nonsense"], "No such option"),
         (["--temperature", "-1"], "temperature must be 0 or more"),
         (["--schema", "missing.json"], "missing.json does not exist"),
+        (["--fields", "a: text"], "at character 4"),
+        (["--regex", "(?=a)"], "a lookaround"),
+        (["--grammar", "missing.gbnf"], "missing.gbnf does not exist"),
+        (["--schema-column", "nope"], "no column 'nope' to read schemas from"),
+        (["--choices", "a,a"], "'a' occurs twice"),
+        (["--regex", "a", "--fields", "a: str"], "fields and regex exclude each other"),
         (["--template", "{{ nope }}"], "nope"),
         (["--template", "missing.txt"], "there is no file missing.txt"),
         (["--model", "./missing"], "missing"),

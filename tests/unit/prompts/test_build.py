@@ -323,7 +323,12 @@ def test_no_schema_warning_where_there_is_nothing_to_name(tiny, build):
     assert build(tiny, template="Read {{x}}").warnings == ()
     assert build(tiny, schema='{"enum":["a"]}', template="Read {{x}}").warnings == ()
     assert build(tiny, schema=SCHEMA, instruction="i", column="x").warnings == ()
-    assert build(tiny, schema=SCHEMA).warnings == ()
+    assert build(tiny).warnings == ()
+
+
+def test_a_schema_beside_prompts_from_the_input_is_said_not_to_be_in_them(tiny, build):
+    [warning] = build(tiny, schema=SCHEMA).warnings
+    assert "without the schema" in warning
 
 
 @pytest.mark.parametrize(

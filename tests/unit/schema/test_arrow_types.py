@@ -9,6 +9,8 @@ import pytest
 
 from batchradix.schema.load import load_schema
 
+CHOICE = "dictionary<values=string, indices=int32, ordered=0>"
+
 
 @pytest.mark.parametrize(
     ("schema", "expected"),
@@ -28,6 +30,16 @@ from batchradix.schema.load import load_schema
         ({"const": 2**63}, "decimal128(38, 0)"),
         ({"const": {"a": [1], "b": "x"}}, "struct<a: list<item: int64>, b: string>"),
         ({"enum": ["x", None]}, "string"),
+        ({"const": "x"}, "string"),
+        ({"enum": ["x", "y"]}, CHOICE),
+        ({"enum": ["x", "y", None]}, CHOICE),
+        ({"enum": ["x", "y", 1]}, "string"),
+        ({"anyOf": [{"enum": ["x", "y"]}, {"type": "null"}]}, CHOICE),
+        ({"anyOf": [{"enum": ["x", "y"]}, {"type": "string"}]}, "string"),
+        ({"anyOf": [{"enum": ["x", "y"]}, {"type": "integer"}]}, "string"),
+        ({"oneOf": [{"const": "x"}, {"const": "y"}, {"type": "null"}]}, CHOICE),
+        ({"$defs": {"k": {"enum": ["x", "y"]}}, "$ref": "#/$defs/k"}, CHOICE),
+        ({"type": "array", "items": {"enum": ["x", "y"]}}, f"list<item: {CHOICE}>"),
         ({"enum": [True, None]}, "bool"),
         ({"enum": [1, 2]}, "int64"),
         ({"enum": [7, "7", None, 7.5]}, "string"),
@@ -89,13 +101,14 @@ def test_polars_reads_what_arrow_and_parquet_files_hold(tmp_path):
                 "at": {"type": "string", "format": "time"},
                 "big": {"type": "integer", "maximum": 10**30},
                 "nothing": {"type": "null"},
+                "kinds": {"type": "array", "items": {"enum": ["a", "b"]}},
                 "list": {"type": "array", "items": {"enum": [1, "1"]}},
             }
         }
     )
     text = (
         '{"any":{"x":[1,null]},"when":"2024-01-01T10:00:00Z","day":"2024-02-29",'
-        f'"at":"10:00:00Z","big":{10**29},"nothing":null,"list":[1,"1"]}}'
+        f'"at":"10:00:00Z","big":{10**29},"nothing":null,"kinds":["b","a"],"list":[1,"1"]}}'
     )
     field = output.arrow_field("value")
     table = pa.table([output.to_arrow([output.parse(text), None])], pa.schema([field]))
@@ -109,6 +122,7 @@ def test_polars_reads_what_arrow_and_parquet_files_hold(tmp_path):
         cell = frame["value"][0]
         assert cell["any"] == '{"x":[1,null]}'
         assert cell["list"] == ["1", '"1"']
+        assert list(cell["kinds"]) == ["b", "a"]
         assert int(cell["big"]) == 10**29
         assert str(cell["day"]) == "2024-02-29"
         assert frame["value"].struct.field("when").dt.hour()[0] == 10

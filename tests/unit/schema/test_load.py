@@ -51,7 +51,8 @@ def test_a_schema_comes_from_a_file_text_mapping_or_switch(tmp_path):
 def test_a_pydantic_model_gives_columns_and_checks():
     schema = load_schema(Review)
     assert str(schema.arrow_type) == (
-        "struct<stars: int64, parts: list<item: struct<mood: string, note: string>>>"
+        "struct<stars: int64, parts: list<item: struct<mood: "
+        "dictionary<values=string, indices=int32, ordered=0>, note: string>>>"
     )
     value = schema.parse('{"stars":5,"parts":[{"mood":"good","note":null}]}')
     assert Review.model_validate(value).parts[0].mood is Mood.good
