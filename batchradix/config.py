@@ -19,8 +19,11 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
+MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+# Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
+Speculate = Literal["auto", "off"] | int
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -144,6 +147,7 @@ class EngineOptions:
     kv_memory_bytes: int | None = None
     prefix_cache: bool = True
     forced_text: bool = True
+    speculate: Speculate = "auto"
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -162,6 +166,16 @@ class EngineOptions:
         _require(
             self.attention in ("auto", "torch"),
             f"attention must be auto or torch, not {self.attention!r}",
+        )
+        _require(
+            self.speculate in ("auto", "off")
+            or (
+                isinstance(self.speculate, int)
+                and not isinstance(self.speculate, bool)
+                and 1 <= self.speculate <= MAX_SPECULATE
+            ),
+            f"speculate must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
+            f"not {self.speculate!r}",
         )
         for name in ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads"):
             value = getattr(self, name)
@@ -251,6 +265,7 @@ class EngineSettings:
     prefix_cache: bool
     num_threads: int
     forced_text: bool = True
+    speculate: Speculate = "off"
 
 
 def resolve_engine(
@@ -307,5 +322,6 @@ def resolve_engine(
         kv_tokens=kv_tokens,
         prefix_cache=options.prefix_cache,
         forced_text=options.forced_text,
+        speculate=options.speculate,
         num_threads=options.num_threads or machine.num_threads,
     )

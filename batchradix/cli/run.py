@@ -81,6 +81,12 @@ def run(
         bool,
         typer.Option("--no-forced-text", help="Sample what the schema forces too; slower."),
     ] = False,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help="Guess answer tokens that copy earlier text: auto, off or how many a step."
+        ),
+    ] = "auto",
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -137,6 +143,7 @@ def run(
             kv_memory_bytes=shared.parse_size(kv_memory, "--kv-memory"),
             prefix_cache=not no_prefix_cache,
             forced_text=not no_forced_text,
+            speculate=shared.parse_speculate(speculate),
             num_threads=threads,
         ),
         output=OutputOptions(

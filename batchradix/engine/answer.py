@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from batchradix.engine.grammar.forced import ForcedText
+from batchradix.engine.grammar.state import GrammarState
 from batchradix.engine.output import RowOutput
 from batchradix.types import RowSettings, Usage
 
@@ -31,6 +32,21 @@ class Answer:
         self.output = output
         self._forced = forced
         self._usage = usage
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """Where the answer stands in its grammar."""
+        return self.output.grammar
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer so far, its opening included."""
+        return self.output.completion_tokens
+
+    @property
+    def generated_ids(self) -> Sequence[int]:
+        """The tokens of the answer so far."""
+        return self.output.token_ids
 
     def open(self, token_ids: Sequence[int]) -> None:
         """Begins with tokens that stand behind the prompt already."""

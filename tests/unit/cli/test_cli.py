@@ -32,7 +32,7 @@ OPTIONS = {
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
-        "--no-prefix-cache", "--no-forced-text", "--unnest", "--restart", "--resume",
+        "--no-prefix-cache", "--no-forced-text", "--speculate", "--unnest", "--restart", "--resume",
         "--allow-failures", "--json", "--quiet", "-q",
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json"},
