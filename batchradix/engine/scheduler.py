@@ -88,8 +88,8 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens that running rows need before they can decode."""
-        return self._num_waiting_tokens()
+        """Tokens of the next step that running rows need before they can decode."""
+        return min(self._num_waiting_tokens(), self._prefill_tokens)
 
     @property
     def has_work(self) -> bool:

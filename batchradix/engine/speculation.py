@@ -99,8 +99,10 @@ class Speculator:
         if not drafts:
             return
         if self._speculate == "auto":
-            num_tokens = num_other_tokens + sum(row.num_pending for row, _ in ready)
-            drafts = self._choose(drafts, len(ready), num_tokens, time.perf_counter() - started_s)
+            drafting_s = time.perf_counter() - started_s
+            num_pending = sum(row.num_pending for row, _ in ready)
+            row_step_s = self._cost.seconds(num_pending) / len(ready)
+            drafts = self._choose(drafts, num_pending + num_other_tokens, row_step_s, drafting_s)
         for row, draft in drafts:
             row.draft = draft
 
@@ -149,13 +151,14 @@ class Speculator:
     def _choose(
         self,
         drafts: Sequence[tuple[RunningRow, Draft]],
-        num_rows: int,
         num_tokens: int,
+        row_step_s: float,
         drafting_s: float,
     ) -> list[tuple[RunningRow, Draft]]:
         """The drafts, cut to what pays; one token of each where it is only tried out.
 
-        A row that is spared a step is worth its part of a step without guesses.
+        ``num_tokens`` are in the step anyway; a row that is spared a step saves ``row_step_s``,
+        its part of a step in which rows only decode; the guesses took ``drafting_s`` to make.
         """
         base_s = self._cost.seconds(num_tokens)
         best_s, best_length, best_share = 0.0, 0, 1.0
@@ -171,7 +174,7 @@ class Speculator:
                 gain += sum(share**length for _, share in going)
                 added += sum(len(d.pieces[length - 1]) for d, _ in going)
                 spent_s = self._cost.seconds(num_tokens + added) - base_s + drafting_s
-                saved_s = gain * base_s / num_rows - spent_s
+                saved_s = gain * row_step_s - spent_s
                 if saved_s > best_s:
                     best_s, best_length, best_share = saved_s, length, least
         if best_length:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from batchradix import pipeline
 from batchradix.config import EngineOptions, RunConfig, SamplingOptions
 from batchradix.report.summary import Summary
 
-PROMPTS = ("a", "xyz", "89", "?", "abcabc", "zz top", "the cat and the hat and the", "Mm")
+PROMPTS = ("a", "89", "?", "abcabc", "the cat and the hat and the")
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -27,7 +29,7 @@ SCHEMA = {
 ROWS = [
     {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": max_tokens}
     for prompt in PROMPTS
-    for max_tokens in (1, 2, 3, 7, 30, 60)
+    for max_tokens in (1, 2, 3, 40)
     for temperature in (0.0, 0.8)
 ]
 
@@ -45,6 +47,12 @@ def run(folder: Any, rows: Any, schema: Any = None, **engine: Any) -> tuple[pa.T
     )
     assert outcome.table is not None
     return outcome.table.drop_columns(["cached_tokens"]), outcome.summary
+
+
+@cache
+def plain(folder: Path, has_schema: bool, forced_text: bool) -> tuple[pa.Table, Summary]:
+    schema = SCHEMA if has_schema else None
+    return run(folder, ROWS, schema, forced_text=forced_text, speculate="off")
 
 
 @pytest.fixture(scope="module", params=["markov", "const", "random"])
@@ -69,11 +77,12 @@ def folder(request: pytest.FixtureRequest, tiny_model_folder: Any) -> Any:
     ids=str,
 )
 def test_answers_are_the_same_with_and_without(folder: Any, engine: Any, schema: Any) -> None:
-    plain = {"forced_text": engine.get("forced_text", True), "speculate": "off"}
-    expected, before = run(folder, ROWS, schema, **plain)
+    expected, before = plain(folder, schema is not None, engine.get("forced_text", True))
     found, after = run(folder, ROWS, schema, **engine)
     assert found.equals(expected)
-    assert after.usage.computed_tokens == after.distinct_tokens or engine.get("kv_tokens")
+    if engine.get("prefix_cache", True) and "kv_tokens" not in engine:
+        assert after.usage.computed_tokens == after.distinct_tokens
+        assert after.usage.recomputed_tokens == 0
     assert after.usage.completion_tokens == before.usage.completion_tokens
     assert after.usage.forced_tokens == before.usage.forced_tokens
     assert after.usage.accepted_tokens <= after.usage.drafted_tokens
@@ -122,7 +131,7 @@ def test_rows_with_penalties_are_not_guessed(tiny_model_folder: Any) -> None:
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
