@@ -20,8 +20,11 @@ DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
+MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+# Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
+Speculate = Literal["auto", "off"] | int
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -171,6 +174,7 @@ class EngineOptions:
     prefix_cache: bool = True
     forced_text: bool = True
     repetition_guard: bool = True
+    speculate: Speculate = "auto"
     num_threads: int | None = None
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None
@@ -190,6 +194,16 @@ class EngineOptions:
         _require(
             self.attention in ("auto", "torch"),
             f"attention must be auto or torch, not {self.attention!r}",
+        )
+        _require(
+            self.speculate in ("auto", "off")
+            or (
+                isinstance(self.speculate, int)
+                and not isinstance(self.speculate, bool)
+                and 1 <= self.speculate <= MAX_SPECULATE
+            ),
+            f"speculate must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
+            f"not {self.speculate!r}",
         )
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
         for name in (*counts, "grammar_memory_bytes"):
@@ -322,6 +336,7 @@ class EngineSettings:
     num_threads: int
     forced_text: bool = True
     repetition_guard: bool = True
+    speculate: Speculate = "off"
 
 
 def resolve_engine(
@@ -379,5 +394,6 @@ def resolve_engine(
         prefix_cache=options.prefix_cache,
         forced_text=options.forced_text,
         repetition_guard=options.repetition_guard,
+        speculate=options.speculate,
         num_threads=options.num_threads or machine.num_threads,
     )

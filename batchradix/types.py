@@ -228,6 +228,8 @@ class Usage:
     # where the prompt (with a forced opening) ends needs none
     decode_steps: int = 0
     forward_steps: int = 0
+    drafted_tokens: int = 0  # tokens that went through the model on a guess
+    accepted_tokens: int = 0  # those of them that turned out to be the answer's
     preemptions: int = 0
     peak_kv_tokens: int = 0
 

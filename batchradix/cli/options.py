@@ -200,3 +200,8 @@ def replace_config(config: RunConfig, **changes: Any) -> RunConfig:
     from dataclasses import replace
 
     return replace(config, **changes)
+
+
+def parse_speculate(text: str) -> Any:
+    """``auto``, ``off`` or a number; `EngineOptions` refuses what is none of these."""
+    return int(text) if text.isdecimal() else text

@@ -128,6 +128,12 @@ def run(
         str | None,
         typer.Option(help="Memory that it may take; a quarter of the machine's, 4GiB at most."),
     ] = None,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help="Guess answer tokens that copy earlier text: auto, off or how many a step."
+        ),
+    ] = "auto",
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -216,6 +222,7 @@ def run(
             prefix_cache=not no_prefix_cache,
             forced_text=not no_forced_text,
             repetition_guard=not no_repetition_guard,
+            speculate=shared.parse_speculate(speculate),
             num_threads=threads,
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),

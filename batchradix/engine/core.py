@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.answer import Answer
+from batchradix.engine.draft import DraftedPlace
 from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.limits import AnswerLimits
@@ -21,7 +24,8 @@ from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
 from batchradix.engine.scheduler import RefusedRow, Scheduler
 from batchradix.engine.scored import ScoredAnswer
-from batchradix.engine.selection import Logits, Selector
+from batchradix.engine.selection import Choice, Logits, Selector
+from batchradix.engine.speculation import Speculator
 from batchradix.engine.step import Step
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.types import (
@@ -77,8 +81,14 @@ class RadixEngine:
         self._grammars = grammars or GrammarCompiler(
             tokenizer, config.vocab_size, tokenizer.eos_ids
         )
-        self._forced_text = settings.forced_text
         self._repetition_guard = settings.repetition_guard
+        self._forced = self._grammars.forced if settings.forced_text else None
+        self._speculator = Speculator(
+            settings.speculate,
+            token_bytes=tokenizer.token_bytes,
+            eos_ids=self._eos_ids,
+            forced=self._forced,
+        )
         self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
         self._scheduler = Scheduler(
@@ -145,12 +155,14 @@ class RadixEngine:
     def step(self) -> list[Completion]:
         """One forward pass at most; the rows it finished, and rows that cannot run at all."""
         assert self._runner is not None, "the engine is closed"
+        self._draft()
         decision = self._scheduler.schedule()
         completions = [self._refuse(row) for row in decision.refused]
         for row in decision.admitted:
             self._answers[row.seq] = self._start(row)
         if decision.step is None:
             return completions
+        started_s = time.perf_counter()
         self._runner.launch(decision.step)
         # Rows whose opening was the whole answer have nothing to sample.
         waits = [self._answers[row.seq].output.finish_reason is None for row in decision.rows]
@@ -159,9 +171,10 @@ class RadixEngine:
                 completions.append(self._finish(row))
         if any(waits):
             rows = [row for row, waiting in zip(decision.rows, waits, strict=True) if waiting]
-            batch = self._selector.prepare(rows, [self._answers[row.seq] for row in rows])
+            batch = self._selector.prepare(rows, self._choices(rows))
             sources = np.flatnonzero(waits).astype(np.int64)
             sampled = self._selector.select(self._runner, sources, batch)
+            self._speculator.note_step(decision.step.num_tokens, time.perf_counter() - started_s)
             completions += self._take(rows, sampled)
         return completions
 
@@ -210,7 +223,7 @@ class RadixEngine:
                 settings=settings,
                 rng_key=rng_key,
                 output=output,
-                forced=self._grammars.forced if self._forced_text else None,
+                forced=self._forced,
                 usage=self._usage,
             )
         answer.open(row.opening)
@@ -221,29 +234,73 @@ class RadixEngine:
         return AnswerLimits(compiled, forced, repetition_guard=self._repetition_guard)
 
     def _take(self, rows: Sequence[RunningRow], sampled: SampledTokens) -> list[Completion]:
-        """Appends each row's token and what it forces; the rows that ended with it leave."""
+        """Appends each row's tokens and what they force; the rows that ended with them leave."""
         completions = []
-        for i, row in enumerate(rows):
-            answer = self._answers[row.seq]
-            if sampled.non_finite[i]:
-                answer.output.fail(_no_token(bool(sampled.nothing_allowed[i])))
-                completions.append(self._finish(row))
-                continue
-            if row.answer:  # else it came from the prompt's own last hidden state
-                self._usage.decode_steps += 1
-            token_ids = answer.take(int(sampled.token_ids[i]))
-            if answer.output.finish_reason is None:
-                if answer.num_kept is not None:
-                    self._scheduler.rewind(row, answer.num_kept)
-                self._scheduler.append(row, token_ids)
-            else:
+        for row, group in groupby(range(len(rows)), key=rows.__getitem__):
+            if not self._take_row(row, list(group), sampled):
                 completions.append(self._finish(row))
         return completions
+
+    def _take_row(self, row: RunningRow, places: Sequence[int], sampled: SampledTokens) -> bool:
+        """Appends what was chosen at a row's places, as far as its draft came true and one
+        token further; whether the row goes on."""
+        answer = self._answers[row.seq]
+        pieces = [] if row.draft is None else row.draft.pieces
+        taken: list[int] = []
+        num_drafted = num_true = 0
+        if row.answer and not sampled.non_finite[places[0]]:
+            self._usage.decode_steps += 1  # else the prompt's own last hidden state led to it
+        for number, i in enumerate(places):
+            if sampled.non_finite[i]:
+                answer.output.fail(_no_token(bool(sampled.nothing_allowed[i])))
+                break
+            token_ids = answer.take(int(sampled.token_ids[i]))
+            taken += token_ids
+            if number == len(pieces):
+                break
+            if pieces[number][0] == token_ids[0]:
+                num_true += 1
+            if answer.output.finish_reason is not None or tuple(token_ids) != pieces[number]:
+                break
+            num_drafted += len(token_ids)
+        if row.draft is not None:
+            self._speculator.note_checked(row, row.draft, num_true)
+            self._usage.accepted_tokens += num_drafted
+        if answer.output.finish_reason is not None:
+            return False
+        if answer.num_kept is not None:
+            self._scheduler.rewind(row, answer.num_kept)
+        self._scheduler.append(row, taken, num_drafted)
+        return True
+
+    def _draft(self) -> None:
+        """Lets rows guess ahead for the next step."""
+        rows = [(row, self._answers[row.seq]) for row in self._scheduler.running]
+        self._speculator.draft(rows, self._scheduler.num_waiting_tokens)
+
+    def _choices(self, rows: Sequence[RunningRow]) -> list[Choice]:
+        """Where each row chooses: first its answer as it stands, then behind its draft's pieces."""
+        choices: list[Choice] = []
+        for row, group in groupby(rows):
+            answer = self._answers[row.seq]
+            choices.append(answer)
+            for number, _ in enumerate(list(group)[1:]):
+                assert row.draft is not None
+                choices.append(
+                    DraftedPlace(
+                        settings=answer.settings,
+                        rng_key=answer.rng_key,
+                        grammar=row.draft.states[number],
+                        num_generated=answer.num_generated + row.draft.places[number + 1],
+                    )
+                )
+        return choices
 
     def _finish(self, row: RunningRow) -> Completion:
         answer = self._answers.pop(row.seq)
         output = answer.output
         assert output.finish_reason is not None
+        self._speculator.forget(row)
         self._scheduler.finish(row)
         self._row_done(row.job_id)
         return Completion(
@@ -275,6 +332,7 @@ class RadixEngine:
         job.num_unfinished -= 1
         if job.num_unfinished == 0:
             del self._jobs[job_id]
+            self._speculator.forget_job(job_id)
 
 
 def _no_choices() -> RowError:

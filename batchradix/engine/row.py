@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from batchradix.engine.cache.pool import Extent
 from batchradix.engine.cache.radix import RadixNode
+from batchradix.engine.draft import Draft
 from batchradix.types import U32
 
 
@@ -19,7 +20,8 @@ class RunningRow:
     ids that follow, of which the first ``num_written`` have their keys and values in ``tail``;
     the rest goes through the model next. ``num_reached`` is the most that ``num_written`` ever
     was: what is written below it is written again. ``leaf`` is the node at which the prompt
-    ends, None while preempted.
+    ends, None while preempted. ``draft``: tokens that are guessed to follow ``answer`` and go
+    through the model behind it in the next step; they are no part of it until they are chosen.
     """
 
     seq: int
@@ -35,6 +37,7 @@ class RunningRow:
     answer: list[int] = field(default_factory=list)
     num_written: int = 0
     num_reached: int = 0
+    draft: Draft | None = None
 
     @property
     def opening(self) -> list[int]:

@@ -123,7 +123,7 @@ class Sampler:
         """Samples columns of ``x``: float32[R, n], which are tokens, or stand for ``columns``."""
         num_rows = x.shape[0]
         settings = batch.settings
-        penalised = [r for r in range(num_rows) if _has_penalty(settings[r])]
+        penalised = [r for r in range(num_rows) if has_penalty(settings[r])]
         drawn = np.array([s.temperature >= GREEDY_BELOW for s in settings], dtype=np.bool_)
         masked = np.flatnonzero(batch.masked_rows)
         if len(masked) or penalised:
@@ -191,7 +191,8 @@ def _apply_bitmask_cpu(
         np.add(x[r], flat, out=x[r])
 
 
-def _has_penalty(s: RowSettings) -> bool:
+def has_penalty(s: RowSettings) -> bool:
+    """Whether what was generated before changes a row's logits."""
     return s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
 
 

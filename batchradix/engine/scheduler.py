@@ -40,8 +40,9 @@ class Schedule:
     """One decision of the scheduler.
 
     ``step`` is None when nothing is to be computed. ``rows[i]`` is the row whose next token is
-    sampled from logits ``i`` of the step. ``admitted`` are rows that run for the first time,
-    ``refused`` those that never will.
+    sampled from logits ``i`` of the step; a row with a draft is named once for its next token
+    and once more, right after, for the token behind each piece of its draft. ``admitted`` are
+    rows that run for the first time, ``refused`` those that never will.
     """
 
     step: Step | None
@@ -86,6 +87,11 @@ class Scheduler:
         self._queue.add(job_id, job, shared=self._prefix_cache, refused=refused_settings or {})
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the next step that running rows need before they can decode."""
+        return min(self._num_waiting_tokens(), self._prefill_tokens)
+
+    @property
     def has_work(self) -> bool:
         """Whether some submitted row is neither finished nor refused."""
         return bool(self._queue.jobs)
@@ -99,20 +105,28 @@ class Scheduler:
         """Decides the next step and takes it for done: tokens in it count as computed.
 
         The caller runs the step, then hands each sampled token to `append`, or the row to
-        `finish`, before it calls again.
+        `finish`, before it calls again. Drafts are for this step only: those that stay are in
+        it, the others are dropped.
         """
         decision = Schedule(step=None, rows=[])
         if not self._grow_tails():
             self._admit_rows(decision)
+        self._fit_drafts()
         work = self._choose_work()
         if not work.is_empty:
             decision.step, decision.rows = self._build(work)
         self._usage.peak_kv_tokens = self.pool.peak_used
         return decision
 
-    def append(self, row: RunningRow, token_ids: Sequence[int]) -> None:
-        """Continues the answer of a running row; several tokens go through in one span."""
+    def append(self, row: RunningRow, token_ids: Sequence[int], num_drafted: int = 0) -> None:
+        """Continues the answer of a running row; several tokens go through in one span.
+
+        The first ``num_drafted`` of them were its draft and went through in the last step.
+        """
         row.answer.extend(token_ids)
+        row.num_written += num_drafted
+        row.num_reached = max(row.num_reached, row.num_written)
+        row.draft = None
 
     def rewind(self, row: RunningRow, num_kept: int) -> None:
         """Takes back the answer of a running row from its ``num_kept``-th token on.
@@ -170,7 +184,7 @@ class Scheduler:
         """Adds at least ``needed`` slots to a tail: twice what it has where slots are plenty,
         a block where slots are few, evicting for it; False when there are not enough."""
         room = max(needed, row.max_tail - row.tail_capacity)
-        amount = min(room, max(needed, row.tail_capacity, self._tail_block))
+        amount = self._plenty(row, needed)
         if self.pool.num_free - amount < self._headroom():
             available = self.pool.num_free + self.cache.num_idle_slots
             amount = max(needed, min(room, self._tail_block, available))
@@ -189,6 +203,26 @@ class Scheduler:
             row.tail.extend(extents)
         return True
 
+    def _plenty(self, row: RunningRow, needed: int) -> int:
+        """What a tail grows by where slots are plenty."""
+        room = max(needed, row.max_tail - row.tail_capacity)
+        return min(room, max(needed, row.tail_capacity, self._tail_block))
+
+    def _fit_drafts(self) -> None:
+        """Drops the drafts that have no slots and would get some only at the cost of others."""
+        for row in self._running:
+            if row.draft is None:
+                continue
+            end = len(row.answer) + row.draft.num_tokens
+            missing = end - row.tail_capacity
+            if end > row.max_tail:
+                row.draft = None
+            elif missing > 0:
+                if self.pool.num_free - self._plenty(row, missing) < self._headroom():
+                    row.draft = None
+                else:
+                    self._grow(row, missing)
+
     def _headroom(self) -> int:
         """Slots that one more block for every running row would take."""
         return sum(min(self._tail_block, r.max_tail - r.tail_capacity) for r in self._running)
@@ -201,6 +235,7 @@ class Scheduler:
         """Takes a row's slots away; it keeps its answer and comes back before newer rows."""
         job = self._queue.jobs[row.job_id]
         leaf = self._leave(row)
+        row.draft = None
         job.preempt(row.position)
         insort(self._preempted, row, key=_seq)
         self._release(leaf)
@@ -417,6 +452,12 @@ class Scheduler:
             elif row.num_pending:
                 count = min(row.num_pending, 1 + budget)
                 budget -= count - 1
+                if row.draft is not None:
+                    if count == row.num_pending and row.draft.num_tokens <= budget:
+                        count += row.draft.num_tokens
+                        budget -= row.draft.num_tokens
+                    else:
+                        row.draft = None
                 work.spans.append((row, count))
         return work
 
@@ -441,10 +482,13 @@ class Scheduler:
                 sources.append(query)
             rows.append(row)
         for row, count in work.spans:
-            self._count_span(row, count)
+            places = (0,) if row.draft is None else row.draft.places
+            self._count_span(row, count - places[-1])
+            self._usage.drafted_tokens += places[-1]
             if row.num_pending == 0:
-                sources.append(builder.last_query[row])
-                rows.append(row)
+                query = builder.last_query[row] - places[-1]
+                sources.extend(query + place for place in places)
+                rows.extend([row] * len(places))
         for node, (first, count) in work.nodes.items():
             self._count_tokens(node, first, count)
         step = builder.finish(

@@ -9,13 +9,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from batchradix.engine.answer import Answer
 from batchradix.engine.candidates import find_candidates
 from batchradix.engine.grammar.state import AnyState, fill_batch
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
 from batchradix.engine.scored import ScoredAnswer
-from batchradix.types import I64
+from batchradix.types import I64, RowSettings
 
 
 class Logits(Protocol):
@@ -28,6 +27,26 @@ class Logits(Protocol):
     def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
         """float32[len(rows), len(token_ids)], the logits of these tokens alone."""
         ...
+
+
+class Choice(Protocol):
+    """A place in an answer at which a token is to be chosen: an `Answer` where it stands, or
+    a `DraftedPlace` further on."""
+
+    @property
+    def settings(self) -> RowSettings: ...
+
+    @property
+    def rng_key(self) -> np.uint64: ...
+
+    @property
+    def grammar(self) -> AnyState | None: ...
+
+    @property
+    def num_generated(self) -> int: ...
+
+    @property
+    def generated_ids(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +66,28 @@ class Selector:
         self._mask_words = -(-vocab_size // 32)
         self._sampler = Sampler(vocab_size, tokenizer_vocab_size)
 
-    def prepare(self, rows: Sequence[RunningRow], answers: Sequence[Answer]) -> Prepared:
+    def prepare(self, rows: Sequence[RunningRow], choices: Sequence[Choice]) -> Prepared:
         """What sampling needs beside logits, while a device computes them: masks above all."""
         states: list[AnyState] = []
         masked = np.zeros(len(rows), dtype=np.bool_)
-        for i, answer in enumerate(answers):
-            if answer.grammar is not None:
+        for i, choice in enumerate(choices):
+            if choice.grammar is not None:
                 masked[i] = True
-                states.append(answer.grammar)
+                states.append(choice.grammar)
         bitmask = None
         if states:
             bitmask = torch.empty((len(rows), self._mask_words), dtype=torch.int32)
             fill_batch(states, bitmask, np.flatnonzero(masked).tolist())
         batch = SamplingBatch(
-            settings=[answer.settings for answer in answers],
-            rng_key=np.array([answer.rng_key for answer in answers], dtype=np.uint64),
-            num_generated=np.array([a.num_generated for a in answers], dtype=np.int64),
+            settings=[choice.settings for choice in choices],
+            rng_key=np.array([choice.rng_key for choice in choices], dtype=np.uint64),
+            num_generated=np.array([choice.num_generated for choice in choices], dtype=np.int64),
             prompt_ids=[row.prompt[: len(row.prompt) - row.num_forced] for row in rows],
-            generated_ids=[answer.generated_ids for answer in answers],
+            generated_ids=[choice.generated_ids for choice in choices],
             bitmask=bitmask,
             masked_rows=masked,
         )
-        scored = {i: a for i, a in enumerate(answers) if isinstance(a, ScoredAnswer)}
+        scored = {i: a for i, a in enumerate(choices) if isinstance(a, ScoredAnswer)}
         return Prepared(batch=batch, scored=scored)
 
     def select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:

@@ -22,7 +22,8 @@ class StepWork:
 
     ``nodes``: per node the tokens ``[first, first + count)`` of its edge that go through the
     model; a node's parent is complete or completed here. ``spans``: per row how many of its
-    pending answer tokens do; its leaf is complete or completed here. ``first_tokens``: rows
+    pending answer tokens do, and after all of these its draft, if it has one; its leaf is
+    complete or completed here. ``first_tokens``: rows
     that get their first logits from their leaf's hidden state.
     """
 
@@ -143,6 +144,8 @@ class StepBuilder:
         first = row.num_written
         position = len(row.prompt) + first
         self._token_ids.extend(row.answer[first : first + count])
+        if row.draft is not None:
+            self._token_ids.extend(row.draft.token_ids)
         self._positions.extend(range(position, position + count))
         self._add_slots(row.tail, first, count)
         self.last_query[row] = len(self._token_ids) - 1

@@ -126,7 +126,7 @@ def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
         return None
     if config.sampling.probabilities or config.sampling.choose == "joint":
         raise OptionError(
-            f"probabilities and choose joint need the same choices for every row, and the rows have "
+            f"probabilities and choose joint need the same choices for every row, and rows have "
             f"schemas of their own in the column {column}; leave one or the other out"
         )
     if columns and column not in columns:

@@ -98,6 +98,8 @@ class Summary:
             "completion_tokens": self.completion_tokens,
             "forced_tokens": usage.forced_tokens,
             "decode_steps": usage.decode_steps,
+            "drafted_tokens": usage.drafted_tokens,
+            "accepted_tokens": usage.accepted_tokens,
             "forward_steps": usage.forward_steps,
             "preemptions": usage.preemptions,
             "peak_kv_tokens": usage.peak_kv_tokens,

@@ -151,6 +151,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "a pool that evicts": {"kv_tokens": 170, "batch_size": 24, "prefill_tokens": 24},
     "no cache": {"prefix_cache": False},
     "everything sampled": {"forced_text": False},
+    "guessed ahead": {"speculate": 4, "poison": True},
+    "guessed ahead where it pays": {"speculate": "auto", "batch_size": 6},
+    "guessed ahead one by one": {"speculate": 8, "batch_size": 1},
+    "guessed ahead in small chunks": {"speculate": 3, "prefill_tokens": 5, "batch_size": 6},
+    "guessed ahead in a pool that evicts": {
+        "speculate": 4,
+        "kv_tokens": 170,
+        "batch_size": 24,
+        "prefill_tokens": 24,
+    },
+    "guessed ahead, everything sampled": {"speculate": 4, "forced_text": False},
 }
 
 
@@ -177,14 +188,20 @@ def test_greedy_answers_equal_the_plain_loop(
     assert num_ties <= 1
     usage = engine.usage
     assert usage.computed_tokens == job.tree.distinct_tokens
-    if way == "a pool that evicts":
+    if way.endswith("a pool that evicts"):
         assert usage.preemptions > 0
     else:
         assert usage.recomputed_tokens == 0
     assert usage.completion_tokens == sum(c.completion_tokens for c in completions)
     if not num_ties:
         assert usage.forced_tokens == sum(r.num_forced for r in references)
-        assert usage.decode_steps == sum(r.num_decode_steps for r in references)
+        num_steps = sum(r.num_decode_steps for r in references)
+        if "speculate" not in changes:
+            assert usage.decode_steps == num_steps
+            assert usage.drafted_tokens == 0
+        elif changes["speculate"] != "auto":
+            assert 0 < usage.accepted_tokens < usage.drafted_tokens
+            assert usage.decode_steps < num_steps
     if forced_text:
         assert usage.forced_tokens > usage.completion_tokens / 5
     ended = [c.finish_reason is FinishReason.STOP for c in completions]
@@ -195,7 +212,7 @@ def test_drawn_answers_equal_the_plain_loop(
     case: Case, harness: ModuleType, constrained: ModuleType
 ) -> None:
     rows = [(p, spec) for spec in specs_of(constrained) for p in range(2)]
-    for changes in ({}, {"batch_size": 3, "prefill_tokens": 7}):
+    for changes in ({}, {"batch_size": 3, "prefill_tokens": 7}, {"speculate": 4}):
         job = harness.make_grammar_job(
             [case.prompts[p] for p, _ in rows],
             [spec for _, spec in rows],

@@ -34,7 +34,7 @@ OPTIONS = {
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
-        "--probabilities", "--choose",
+        "--probabilities", "--choose", "--speculate",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--retry", "--errors",
         "--allow-failures", "--abort-after-failures", "--deadline",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,7 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.engine.cache.pool import Extent
+from batchradix.engine.draft import Draft
 from batchradix.engine.row import RunningRow
 from batchradix.engine.scheduler import Scheduler
 from batchradix.engine.step import Step
@@ -215,6 +217,7 @@ class Simulation:
         vocab_size: int = 5,
         forced: Callable[[RunningRow], Sequence[int]] = lambda row: (),
         max_node_extents: int = 4,
+        speculate: bool = False,
     ) -> None:
         self.outcome = Outcome()
         self.scheduler = Scheduler(
@@ -229,6 +232,7 @@ class Simulation:
         self.prefill_tokens = prefill_tokens
         self.batch_size = batch_size
         self.vocab_size = vocab_size
+        self.speculate = speculate
         self._forced = forced
         self._num_jobs = 0
 
@@ -244,7 +248,21 @@ class Simulation:
         self.scheduler.submit(self._num_jobs - 1, make_job(rows, max_tokens, retain=retain))
         return self._num_jobs - 1
 
+    def guess(self, row: RunningRow) -> Draft | None:
+        """What the row goes on with, here and there something else; too long at its end."""
+        if not row.answer:
+            return None
+        length = 1 + hash((row.seq, len(row.answer))) % 5
+        known = len(row.answer)
+        right = answer_alone(row.prompt, known + length, self.vocab_size)[known:]
+        ids = [3 if hash((token, known + i)) % 4 == 0 else token for i, token in enumerate(right)]
+        ids = [token for token in ids if token != EOS] or [2]
+        return Draft(num_matched=1, pieces=[(i,) for i in ids], states=[None] * len(ids))
+
     def step(self) -> None:
+        if self.speculate:
+            for row in self.scheduler.running:
+                row.draft = self.guess(row)
         decision = self.scheduler.schedule()
         assert decision.step is not None or decision.refused, "a step without any progress"
         for refused in decision.refused:
@@ -258,18 +276,30 @@ class Simulation:
             return
         self.outcome.steps.append(decision.step)
         values = self.runner.run(decision.step)
-        for row, value in zip(decision.rows, values, strict=True):
-            token = next_token(value, self.vocab_size)
-            self.scheduler.append(row, [token])
-            if token != EOS and len(row.answer) < row.max_tokens:
-                room = row.max_tokens - 1 - len(row.answer)
-                self.scheduler.append(row, list(self._forced(row))[:room])
-                continue
-            key = (row.job_id, row.row)
-            assert key not in self.outcome.answers
-            assert key not in self.outcome.errors
-            self.outcome.answers[key] = list(row.answer)
-            self.scheduler.finish(row)
+        for row, places in groupby(range(len(values)), key=decision.rows.__getitem__):
+            self._take(row, [next_token(values[i], self.vocab_size) for i in places])
+
+    def _take(self, row: RunningRow, chosen: Sequence[int]) -> None:
+        """Takes what was chosen, as far as the row's draft came true and one token further."""
+        guessed = [] if row.draft is None else row.draft.token_ids
+        assert len(chosen) == len(guessed) + 1
+        taken: list[int] = []
+        for token, guess in zip(chosen, [*guessed, None], strict=True):
+            taken.append(token)
+            if token == EOS or len(row.answer) + len(taken) == row.max_tokens:
+                key = (row.job_id, row.row)
+                assert key not in self.outcome.answers
+                assert key not in self.outcome.errors
+                self.outcome.answers[key] = [*row.answer, *taken]
+                self.outcome.usage.accepted_tokens += len(taken) - 1
+                self.scheduler.finish(row)
+                return
+            if token != guess:
+                break
+        self.outcome.usage.accepted_tokens += len(taken) - 1
+        self.scheduler.append(row, taken, num_drafted=len(taken) - 1)
+        room = row.max_tokens - 1 - len(row.answer)
+        self.scheduler.append(row, list(self._forced(row))[:room])
 
     def drain(self) -> Outcome:
         while self.scheduler.has_work:

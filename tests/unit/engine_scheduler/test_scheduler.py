@@ -268,6 +268,7 @@ job_strategy = tries.flatmap(
     prefix_cache=st.booleans(),
     max_node_extents=st.sampled_from([1, 4]),
     vocab_size=st.sampled_from([2, 1000]),
+    speculate=st.booleans(),
 )
 def test_every_row_answers_as_if_it_ran_alone(
     sim: ModuleType,
@@ -278,8 +279,9 @@ def test_every_row_answers_as_if_it_ran_alone(
     prefix_cache: bool,
     max_node_extents: int,
     vocab_size: int,
+    speculate: bool,
 ) -> None:
-    """Whatever pool, batch, budget and jobs; and no slot is lost, none is over the pool."""
+    """Whatever pool, batch, budget, jobs and guesses; no slot is lost, none over the pool."""
     largest = max(
         len(r) + m - 1 for rows, limits, *_ in jobs for r, m in zip(rows, limits, strict=True)
     )
@@ -291,6 +293,7 @@ def test_every_row_answers_as_if_it_ran_alone(
         prefix_cache=prefix_cache,
         vocab_size=vocab_size,
         max_node_extents=max_node_extents,
+        speculate=speculate,
     )
     for rows, limits, retain, steps_before_next in jobs:
         simulation.submit(rows, limits, retain=retain)
@@ -306,7 +309,8 @@ def test_every_row_answers_as_if_it_ran_alone(
         assert step.num_tokens <= prefill_tokens + batch_size
     written = sum(len(answer) - 1 for answer in outcome.answers.values())
     num_tokens = sum(step.num_tokens for step in outcome.steps)
-    assert num_tokens == usage.computed_tokens + usage.recomputed_tokens + written
+    in_vain = usage.drafted_tokens - usage.accepted_tokens
+    assert num_tokens == usage.computed_tokens + usage.recomputed_tokens + written + in_vain
     if len(jobs) == 1 and not outcome.errors:
         first_time = distinct(jobs[0][0]) if prefix_cache else sum(map(len, jobs[0][0]))
         assert usage.computed_tokens == first_time
@@ -368,3 +372,45 @@ def test_an_empty_job_is_no_work(sim: ModuleType, prefix_cache: bool) -> None:
     simulation = sim.Simulation(num_slots=50, prefix_cache=prefix_cache)
     simulation.submit([], [])
     assert not simulation.scheduler.has_work
+
+
+def test_a_true_guess_saves_steps_and_a_wrong_one_costs_none(sim: ModuleType) -> None:
+    rows = [[1, 2, 3], [1, 2, 4], [7]]
+    taken = []
+    for speculate in (False, True):
+        simulation = sim.Simulation(num_slots=400, vocab_size=10_000, speculate=speculate)
+        simulation.submit(rows, [60] * 3)
+        outcome = simulation.drain()
+        assert_answers(sim, simulation, [(rows, [60] * 3)])
+        assert outcome.usage.recomputed_tokens == 0
+        taken.append(outcome.usage.forward_steps)
+    assert 0 < outcome.usage.accepted_tokens < outcome.usage.drafted_tokens
+    assert taken[1] < taken[0] / 1.5
+
+
+def test_guesses_take_no_slots_from_others(sim: ModuleType) -> None:
+    """A pool that just holds the rows without guesses preempts none for them."""
+    rows = [[1, 2, i] for i in range(3, 9)]
+    for num_slots in (30, 45, 90, 200):
+        preempted = []
+        for speculate in (False, True):
+            simulation = sim.Simulation(
+                num_slots=num_slots, batch_size=6, vocab_size=10_000, speculate=speculate
+            )
+            simulation.submit(rows, [20] * 6)
+            preempted.append(simulation.drain().usage.preemptions)
+            assert_answers(sim, simulation, [(rows, [20] * 6)])
+        if preempted[0] == 0:
+            assert preempted[1] == 0
+
+
+def test_a_row_preempted_with_a_draft_starts_over_without_it(sim: ModuleType) -> None:
+    simulation = sim.Simulation(
+        num_slots=60, batch_size=6, prefill_tokens=8, vocab_size=10_000, speculate=True
+    )
+    rows = [[1, 2, i] for i in range(3, 9)]
+    simulation.submit(rows, [40] * 6)
+    outcome = simulation.drain()
+    assert_answers(sim, simulation, [(rows, [40] * 6)])
+    assert outcome.usage.preemptions > 0
+    assert outcome.usage.accepted_tokens > 0

@@ -62,6 +62,8 @@ def test_the_json_object_has_the_documented_keys() -> None:
         "completion_tokens": 0,
         "forced_tokens": 0,
         "decode_steps": 0,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
         "forward_steps": 0,
         "peak_kv_tokens": 0,
         "peak_rss_bytes": 0,
