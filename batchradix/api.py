@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,7 +28,7 @@ from batchradix.plan.cached import PlanSummary
 from batchradix.report.machine import machine
 from batchradix.report.progress import Silent, choose_progress
 from batchradix.report.summary import Summary
-from batchradix.types import Engine, Result
+from batchradix.types import Engine, Result, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,7 @@ def run(
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
     unnest: bool = False,
+    keep_truncated: bool = False,
     restart: bool = False,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
@@ -112,6 +113,8 @@ def run(
     a row, which is an error row otherwise. With ``output`` results are committed while it runs
     and the same call continues after a crash; without, the table comes back in memory. ``keep``
     names input columns to carry over: by default all of a table in memory, none of a file.
+    ``keep_truncated`` keeps the values that truncated answers were closed to, and adds a column
+    ``cut``: the JSON pointer of the first field that was cut short.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -132,6 +135,7 @@ def run(
             path=None if output is None else Path(_path_text(output, "output")),
             keep="all" if keep == "all" else tuple(keep),
             unnest=unnest,
+            keep_truncated=keep_truncated,
             restart=restart,
         ),
     )
@@ -165,6 +169,12 @@ def plan(
     return pipeline.plan(config)
 
 
+def _without_cut_value(result: Result) -> Result:
+    if result.status is Status.TRUNCATED:
+        return replace(result, value=None, cut=None)
+    return result
+
+
 class LLM:
     """A loaded model that answers lists of prompts and keeps their prefixes between calls.
 
@@ -195,12 +205,14 @@ class LLM:
         *,
         schema: Any = None,
         sampling: SamplingOptions | None = None,
+        keep_truncated: bool = False,
     ) -> list[Result]:
         """One `Result` a prompt, in order; a failed prompt is a result with an error.
 
         A prompt is a text (raw, as it is) or a conversation: a list of messages with role and
         content (through the model's chat template). ``schema`` as in `run`; ``value`` is the
-        parsed answer then. Prompts are ordered by shared prefix, duplicates run once.
+        parsed answer then; a truncated one has none, or with ``keep_truncated`` the value it
+        was closed to and ``cut``. Prompts are ordered by shared prefix, duplicates run once.
         """
         given: object = prompts
         if isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -226,14 +238,16 @@ class LLM:
                 raise EngineError("this LLM is closed; make a new one")
             parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
             self._engines.check(parts.schema)
+            pipeline.check_budget(parts)
             planned = pipeline.plan_rows(
                 parts, folder=None, progress=Silent(), opening=self._engines.opening
             )
             try:
-                return self._answer(parts, planned)
+                results = self._answer(parts, planned)
             except BaseException:
                 self._drop_engine()  # it may be stopped halfway through a step
                 raise
+        return results if keep_truncated else [_without_cut_value(one) for one in results]
 
     def _answer(self, parts: pipeline.Parts, planned: pipeline.Planned) -> list[Result]:
         answers = pipeline.Answers(parts, planned)

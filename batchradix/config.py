@@ -132,8 +132,10 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer, except for ``forced_text``:
-    without it every token is sampled, and text that the schema forces may be cut otherwise."""
+    """How the engine runs; never changes a greedy float32 answer, except for two things:
+    without ``forced_text`` every token is sampled, and text that the schema forces may be split
+    into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
+    circles goes on to ``max_tokens``."""
 
     dtype: DType = "auto"
     device: str = "auto"
@@ -144,6 +146,7 @@ class EngineOptions:
     kv_memory_bytes: int | None = None
     prefix_cache: bool = True
     forced_text: bool = True
+    repetition_guard: bool = True
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -155,10 +158,9 @@ class EngineOptions:
             isinstance(self.device, str),
             f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}",
         )
-        _require(
-            isinstance(self.prefix_cache, bool),
-            f"prefix_cache must be True or False, not {self.prefix_cache!r}",
-        )
+        for name in ("prefix_cache", "forced_text", "repetition_guard"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
         _require(
             self.attention in ("auto", "torch"),
             f"attention must be auto or torch, not {self.attention!r}",
@@ -178,7 +180,11 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """Where results go and in which shape."""
+    """Where results go and in which shape.
+
+    ``keep_truncated``: truncated rows keep the value they were closed to, and a column ``cut``
+    says from where on it is not the model's.
+    """
 
     path: Path | None = None
     keep: tuple[str, ...] | Literal["all"] = ()
@@ -251,6 +257,7 @@ class EngineSettings:
     prefix_cache: bool
     num_threads: int
     forced_text: bool = True
+    repetition_guard: bool = True
 
 
 def resolve_engine(
@@ -307,5 +314,6 @@ def resolve_engine(
         kv_tokens=kv_tokens,
         prefix_cache=options.prefix_cache,
         forced_text=options.forced_text,
+        repetition_guard=options.repetition_guard,
         num_threads=options.num_threads or machine.num_threads,
     )

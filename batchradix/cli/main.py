@@ -10,7 +10,7 @@ from contextlib import suppress
 import typer
 
 from batchradix._version import VERSION
-from batchradix.cli import models, plan, preview, run
+from batchradix.cli import check, history, models, plan, preview, run
 from batchradix.errors import BatchradixError
 
 app = typer.Typer(
@@ -40,9 +40,11 @@ def _root(
 
 
 app.command("run")(run.run)
+app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.command("models")(models.models)
+app.command("history")(history.history)
 
 
 def _open_missing_streams() -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from batchradix.cli.job_file import read_job_file
 from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError
 
 Input = Annotated[
     str,
     typer.Argument(
-        metavar="INPUT", help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, or -."
+        metavar="INPUT",
+        callback=read_job_file,
+        is_eager=True,
+        help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, -, or a job file (.toml).",
     ),
+]
+Date = Annotated[
+    str | None,
+    typer.Option("--date", help="What {date} in file names stands for: 2026-11-30; today."),
 ]
 Model = Annotated[
     str | None,
@@ -73,6 +82,20 @@ def parse_size(text: str | None, option: str) -> int | None:
     if factor is None or not 0 < value < 1e18:
         raise OptionError(f"{option} must be a size such as 4GiB or 500MB, not {text!r}")
     return int(value * factor)
+
+
+_DURATION_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str | None, option: str) -> float | None:
+    """Seconds from ``2h``, ``1h30m``, ``90s`` or a plain number; raises `OptionError`."""
+    if text is None:
+        return None
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.strip().lower())
+    spelt = re.fullmatch(r"(?:\d+(?:\.\d+)?\s*[a-z]*\s*)+", text.strip().lower())
+    if not spelt or any(unit not in _DURATION_S for _, unit in parts):
+        raise OptionError(f"{option} must be a time such as 2h, 1h30m or 90s, not {text!r}")
+    return sum(float(number) * _DURATION_S[unit] for number, unit in parts)
 
 
 def parse_share(text: str, option: str) -> float:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from batchradix.cli import options as shared
+from batchradix.cli.job_file import fill_dates
 from batchradix.config import RunConfig
 
 
@@ -22,6 +23,7 @@ def plan(
     system: shared.System = None,
     null: shared.Null = None,
     id_column: shared.IdColumn = None,
+    date: shared.Date = None,
     limit: shared.Limit = None,
     json_summary: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
@@ -32,7 +34,7 @@ def plan(
     from batchradix.report.progress import choose_progress
 
     config = RunConfig(
-        input=input,
+        input=fill_dates(input, date),
         model=shared.named_model(model),
         schema=schema,
         id_column=id_column,

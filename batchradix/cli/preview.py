@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from batchradix.cli import options as shared
+from batchradix.cli.job_file import fill_dates
 from batchradix.config import RunConfig
 
 
@@ -24,6 +25,7 @@ def preview(
     system: shared.System = None,
     null: shared.Null = None,
     id_column: shared.IdColumn = None,
+    date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
 ) -> None:
     """Print the prompt that a row of INPUT becomes, with its special tokens marked."""
@@ -31,7 +33,7 @@ def preview(
     from batchradix.report.progress import choose_progress
 
     config = RunConfig(
-        input=input,
+        input=fill_dates(input, date),
         model=shared.named_model(model),
         schema=schema,
         id_column=id_column,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchradix.cli import options as shared
+from batchradix.cli.ending import Ending
+from batchradix.cli.job_file import fill_dates
 from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
-from batchradix.errors import OptionError
+from batchradix.errors import BatchradixError, OptionError
+from batchradix.report.progress import Progress, choose_progress
 
 if TYPE_CHECKING:
     from batchradix.report.summary import Summary
@@ -36,6 +40,7 @@ def run(
     system: shared.System = None,
     null: shared.Null = None,
     id_column: shared.IdColumn = None,
+    date: shared.Date = None,
     keep: Annotated[
         str | None,
         typer.Option("--keep", help="Input columns to carry over: a,b,c or all."),
@@ -81,6 +86,19 @@ def run(
         bool,
         typer.Option("--no-forced-text", help="Sample what the schema forces too; slower."),
     ] = False,
+    no_repetition_guard: Annotated[
+        bool,
+        typer.Option(
+            "--no-repetition-guard",
+            help="Let answers under a schema go round in circles up to max_tokens.",
+        ),
+    ] = False,
+    keep_truncated: Annotated[
+        bool,
+        typer.Option(
+            "--keep-truncated", help="Keep what truncated answers were closed to; adds `cut`."
+        ),
+    ] = False,
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -97,6 +115,23 @@ def run(
         bool, typer.Option("--json", help="End with one JSON object on standard output.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and the end.")] = False,
+    log_format: Annotated[
+        str, typer.Option(help="Of what is printed while it runs: text or json (lines).")
+    ] = "text",
+    deadline: Annotated[
+        str | None,
+        typer.Option(help="Stop cleanly after this time, such as 2h or 90m; code 143."),
+    ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="Write the end of the run as a Prometheus text file.")
+    ] = None,
+    on_finish: Annotated[
+        str | None,
+        typer.Option(help="A shell command for the end; BATCHRADIX_EXIT_CODE tells it which."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, load no weights, write nothing.")
+    ] = False,
 ) -> None:
     """Run every row of INPUT through the model and write one table of answers.
 
@@ -109,7 +144,7 @@ def run(
     if restart and resume:
         raise OptionError("--restart and --resume exclude each other")
     config = RunConfig(
-        input=input,
+        input=fill_dates(input, date),
         model=shared.named_model(model),
         schema=schema,
         id_column=id_column,
@@ -137,17 +172,43 @@ def run(
             kv_memory_bytes=shared.parse_size(kv_memory, "--kv-memory"),
             prefix_cache=not no_prefix_cache,
             forced_text=not no_forced_text,
+            repetition_guard=not no_repetition_guard,
             num_threads=threads,
         ),
         output=OutputOptions(
-            path=output or _default_output(input),
+            path=_dated(output, date) or _default_output(fill_dates(input, date)),
             keep="all" if keep == "all" else tuple(c for c in (keep or "").split(",") if c),
             unnest=unnest,
+            keep_truncated=keep_truncated,
             restart=restart,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
     )
-    raise typer.Exit(_run(config, model is None, json_summary, quiet))
+    if log_format not in ("text", "json"):
+        raise OptionError(f"--log-format must be text or json, not {log_format!r}")
+    progress = choose_progress(quiet=quiet, as_json=log_format == "json")
+    deadline_s = shared.parse_duration(deadline, "--deadline")
+    if dry_run:
+        raise typer.Exit(_check(config, progress, json_summary))
+    if model is None:
+        progress.warn(
+            f"no --model given: {config.model} is a small demonstration model, its answers "
+            "are often wrong"
+        )
+    from batchradix.report.history import history_file
+
+    ending = Ending(
+        config=config,
+        warn=progress.warn,
+        metrics=metrics,
+        command=on_finish,
+        history=history_file(),
+    )
+    raise typer.Exit(_run(config, progress, ending, deadline_s, model is None, json_summary))
+
+
+def _dated(output: Path | None, date: str | None) -> Path | None:
+    return None if output is None else Path(fill_dates(str(output), date))
 
 
 def _default_output(input: str) -> Path:
@@ -159,14 +220,16 @@ def _default_output(input: str) -> Path:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[Callable[[], int | None]]:
+def _stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]]:
     """SIGINT and SIGTERM end the run after the step; a second one ends it at once.
 
     The first one ends it at once too while rows are still being read and weights loaded: until
-    what it yields has been asked, no answer could be lost. Ends with code 130 or 143.
+    what it yields has been asked, no answer could be lost. Ends with code 130 or 143. After
+    ``deadline_s`` seconds it is as if SIGTERM had come.
     """
     received: list[int] = []
     is_asked = False
+    started_s = time.monotonic()
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
@@ -177,41 +240,78 @@ def _stop_signals() -> Iterator[Callable[[], int | None]]:
     def stop_requested() -> int | None:
         nonlocal is_asked
         is_asked = True
+        if deadline_s is not None and time.monotonic() - started_s >= deadline_s:
+            return signal.SIGTERM
         return received[0] if received else None
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop_requested
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        raise typer.Exit(128 + (received[0] if received else signal.SIGINT)) from None
+        raise Interrupted(received[0] if received else signal.SIGINT) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _run(config: RunConfig, is_default_model: bool, json_summary: bool, quiet: bool) -> int:
+class Interrupted(Exception):
+    """A signal ended the run in the middle of something; ``number`` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def _run(
+    config: RunConfig,
+    progress: Progress,
+    ending: Ending,
+    deadline_s: float | None,
+    is_default_model: bool,
+    json_summary: bool,
+) -> int:
     # Read by OpenMP when torch loads: threads that spin while they wait stall on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from batchradix import pipeline
-    from batchradix.report.progress import choose_progress
 
-    progress = choose_progress(quiet=quiet)
-    if is_default_model:
-        progress.warn(
-            f"no --model given: {config.model} is a small demonstration model, its answers "
-            "are often wrong"
-        )
-    with _stop_signals() as stop_requested:
-        outcome = pipeline.run(
-            config,
-            progress=progress,
-            stop_requested=stop_requested,
-            warnings=["demonstration model: none was named"] if is_default_model else [],
-        )
+    try:
+        with _stop_signals(deadline_s) as stop_requested:
+            outcome = pipeline.run(
+                config,
+                progress=progress,
+                stop_requested=stop_requested,
+                warnings=["demonstration model: none was named"] if is_default_model else [],
+            )
+    except BatchradixError as error:
+        ending.close(error.exit_code, None, str(error))
+        raise
+    except Interrupted as stop:
+        ending.close(128 + stop.number, None, "stopped")
+        typer.echo("stopped", err=True)
+        return 128 + stop.number
+    except Exception as failure:
+        ending.close(3, None, f"{type(failure).__name__}: {failure}")
+        raise
+    if deadline_s is not None and outcome.summary.stopped_by == signal.SIGTERM:
+        progress.message(f"the deadline of {deadline_s:,.0f} s is over")
+    code = outcome.summary.exit_code(config.output.allow_failures)
     with suppress(BrokenPipeError):  # a reader such as head has left; the table is complete
         print_summary(outcome.summary, json_summary)
-    return outcome.summary.exit_code(config.output.allow_failures)
+    ending.close(code, outcome.summary)
+    return code
+
+
+def _check(config: RunConfig, progress: Progress, as_json: bool) -> int:
+    from batchradix import pipeline
+
+    checked = pipeline.check(config, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(checked.to_json(), ensure_ascii=False))
+        return 1 if checked.num_error_rows else 0
+    width = max(len(name) for name, _ in checked.lines)
+    for name, text in checked.lines:
+        typer.echo(f"{name:>{width}}  {text}")
+    return 1 if checked.num_error_rows else 0
 
 
 def print_summary(summary: Summary, json_summary: bool) -> None:

@@ -31,6 +31,7 @@ class Answer:
         self.output = output
         self._forced = forced
         self._usage = usage
+        self._was_forced = bytearray()  # of each token taken, 1 where it was not sampled
 
     def open(self, token_ids: Sequence[int]) -> None:
         """Begins with tokens that stand behind the prompt already."""
@@ -39,8 +40,7 @@ class Answer:
     def take(self, token_id: int) -> list[int]:
         """Takes a sampled token; it and what follows without a choice, to go through the model
         next. Nothing more goes there when ``output.finish_reason`` is set."""
-        self._usage.completion_tokens += 1
-        self.output.push(token_id)
+        self._push(token_id, is_forced=False)
         taken = [token_id]
         if self._forced is not None and self.output.finish_reason is None:
             grammar = self.output.grammar
@@ -54,8 +54,18 @@ class Answer:
         for token_id in token_ids:
             if self.output.finish_reason is not None:
                 break
-            self.output.push(token_id)
+            self._push(token_id, is_forced=True)
             appended.append(token_id)
-        self._usage.forced_tokens += len(appended)
-        self._usage.completion_tokens += len(appended)
         return appended
+
+    def _push(self, token_id: int, *, is_forced: bool) -> None:
+        self.output.push(token_id)
+        self._was_forced.append(is_forced)
+        self._usage.completion_tokens += 1
+        self._usage.forced_tokens += is_forced
+        if self.output.num_kept is not None:
+            # It was cut: what was taken back counts no more, the closing does.
+            taken_back = self._was_forced[self.output.num_kept :]
+            num_closing = self.output.completion_tokens - self.output.num_kept
+            self._usage.completion_tokens += num_closing - len(taken_back)
+            self._usage.forced_tokens += num_closing - sum(taken_back)

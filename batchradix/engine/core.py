@@ -13,6 +13,7 @@ from batchradix.config import EngineSettings
 from batchradix.engine.answer import Answer
 from batchradix.engine.grammar.compiled import CompiledGrammar
 from batchradix.engine.grammar.compiler import GrammarCompiler
+from batchradix.engine.grammar.limits import AnswerLimits
 from batchradix.engine.grammar.state import GrammarState
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.output import RowOutput
@@ -27,6 +28,7 @@ from batchradix.types import (
     Detokenizer,
     EngineJob,
     FinishReason,
+    GrammarSpec,
     RequestTable,
     Usage,
 )
@@ -46,6 +48,7 @@ class _Job:
 
     requests: RequestTable
     grammars: tuple[CompiledGrammar | None, ...]  # by settings id
+    limits: dict[GrammarSpec, AnswerLimits]
     num_unfinished: int
 
 
@@ -74,6 +77,7 @@ class RadixEngine:
             tokenizer, config.vocab_size, tokenizer.eos_ids
         )
         self._forced_text = settings.forced_text
+        self._repetition_guard = settings.repetition_guard
         self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
         self._scheduler = Scheduler(
@@ -127,7 +131,10 @@ class RadixEngine:
             grammars.append(compiled)
         if len(job.plan):
             self._jobs[job_id] = _Job(
-                requests=job.requests, grammars=tuple(grammars), num_unfinished=len(job.plan)
+                requests=job.requests,
+                grammars=tuple(grammars),
+                limits={one.spec: self._limits(one) for one in grammars if one is not None},
+                num_unfinished=len(job.plan),
             )
         self._scheduler.submit(job_id, job, refused)
         return job_id
@@ -182,6 +189,7 @@ class RadixEngine:
             eos_ids=self._eos_ids,
             detokenizer=self._detokenizer.start(),
             grammar=None if compiled is None else GrammarState(compiled),
+            limits=None if compiled is None else job.limits[compiled.spec],
         )
         answer = Answer(
             settings=settings,
@@ -192,6 +200,10 @@ class RadixEngine:
         )
         answer.open(row.opening)
         return answer
+
+    def _limits(self, compiled: CompiledGrammar) -> AnswerLimits:
+        forced = self._grammars.forced
+        return AnswerLimits(compiled, forced, repetition_guard=self._repetition_guard)
 
     def _take(self, rows: Sequence[RunningRow], sampled: SampledTokens) -> list[Completion]:
         """Appends each row's token and what it forces; the rows that ended with it leave."""
@@ -224,6 +236,7 @@ class RadixEngine:
             finish_reason=output.finish_reason,
             completion_tokens=output.completion_tokens,
             error=output.error,
+            cut_at=output.cut_at,
         )
 
     def _refuse(self, row: RefusedRow) -> Completion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchradix.engine.grammar.limits import AnswerLimits
 from batchradix.engine.grammar.state import GrammarState
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.types import DetokenizerState, FinishReason, RowSettings
@@ -15,6 +16,12 @@ class RowOutput:
     ``length`` at ``max_tokens``, if it has not ended with that very token. Stop strings cut
     structured answers as they cut free text, as in vLLM and OpenAI's interface: the answer is
     then most likely not valid and says so, instead of ignoring what was asked for.
+
+    ``limits`` closes an answer under a grammar that ``max_tokens`` cut, and cuts one, with
+    ``repetition``, that runs away. Its last tokens are taken back then: ``num_kept`` of those
+    pushed stay in ``token_ids``, the closing stands behind them, and ``cut_at`` is where its
+    text begins. An answer whose rest is forced whole was not cut: it ends with ``stop``. Stop
+    strings are not looked for in a closing, which is not the model's.
     """
 
     def __init__(
@@ -25,12 +32,18 @@ class RowOutput:
         eos_ids: frozenset[int],
         detokenizer: DetokenizerState,
         grammar: GrammarState | None,
+        limits: AnswerLimits | None = None,
     ) -> None:
         self.grammar = grammar
         self.token_ids: list[int] = []  # without the end-of-sequence token
         self.completion_tokens = 0  # with it
         self.finish_reason: FinishReason | None = None
         self.error: RowError | None = None
+        self.num_kept: int | None = None
+        self.cut_at: int | None = None  # bytes of the text in UTF-8
+        self._limits = limits
+        self._closed_text: str | None = None
+        self._stops = settings.stop
         self._max_tokens = max_tokens
         self._eos_ids = eos_ids
         self._detokenizer = detokenizer
@@ -43,6 +56,8 @@ class RowOutput:
         Until the answer is finished, text that may turn out to begin a stop string is left out,
         so what was read once stays.
         """
+        if self._closed_text is not None:
+            return self._closed_text
         if self.finish_reason is None:
             return self._text.certain()
         return self._text.all()
@@ -69,13 +84,32 @@ class RowOutput:
         if self.grammar is not None and self.grammar.is_complete:
             return self._finish(FinishReason.STOP)
         if self.completion_tokens >= self._max_tokens:
-            return self._finish(FinishReason.LENGTH)
+            return self._cut(FinishReason.LENGTH)
+        if self._limits is not None and self._limits.runs_away(self.token_ids):
+            return self._cut(FinishReason.REPETITION)
         return None
 
     def fail(self, error: RowError) -> None:
         """Ends the answer with `FinishReason.ERROR` because no token could be had for it."""
         self.error = error
         self._finish(FinishReason.ERROR)
+
+    def _cut(self, reason: FinishReason) -> FinishReason:
+        reason = self._finish(reason)
+        if reason is FinishReason.STOP or self.grammar is None or self._limits is None:
+            return reason
+        closed = self._limits.close(self.grammar, self.token_ids, self._max_tokens)
+        if closed is None:
+            return reason
+        self.num_kept = closed.num_kept
+        self.token_ids = list(closed.token_ids)
+        self.completion_tokens = len(self.token_ids)
+        self._closed_text = closed.text
+        if closed.is_forced and not any(stop in closed.text for stop in self._stops):
+            self.finish_reason = FinishReason.STOP
+        else:
+            self.cut_at = closed.cut_at
+        return self.finish_reason or reason
 
     def _finish(self, reason: FinishReason) -> FinishReason:
         if not self._text.is_cut and self._text.append(self._detokenizer.finish()):

@@ -1,17 +1,27 @@
 """The only place that knows all rooms: it joins jobs, prompts, plan, engine and sink."""
 
 from batchradix.pipeline.answers import Answers, drive
+from batchradix.pipeline.check import Checked, check
 from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, plan, preview, run
 from batchradix.pipeline.parts import Parts, open_parts
-from batchradix.pipeline.planned import Planned, make_job, plan_rows, settle_engine
+from batchradix.pipeline.planned import (
+    Planned,
+    check_budget,
+    make_job,
+    plan_rows,
+    settle_engine,
+)
 
 __all__ = [
     "Answers",
+    "Checked",
     "EngineMaker",
     "Outcome",
     "Parts",
     "Planned",
     "RadixEngines",
+    "check",
+    "check_budget",
     "drive",
     "make_job",
     "open_parts",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from batchradix.engine.grammar.open_text import NotJson, first_cut
 from batchradix.errors import RowError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, make_job
@@ -25,7 +27,11 @@ StopRequested = Callable[[], int | None]
 
 
 class Answers:
-    """Turns completions and row errors into `Result`s, duplicates included."""
+    """Turns completions and row errors into `Result`s, duplicates included.
+
+    Truncated results have the value they were closed to, null where it is not valid, and
+    ``cut``, whether or not they are kept: that the finished table decides.
+    """
 
     def __init__(self, parts: Parts, planned: Planned) -> None:
         self._schema = parts.schema
@@ -39,16 +45,21 @@ class Answers:
     def finished(self, completion: Completion, rows: Sequence[int]) -> Iterator[Result]:
         """The results of all ``rows`` that this completion answers."""
         status, value, error = self._judge(completion)
+        cut = _first_cut(completion) if status is Status.TRUNCATED else None
         for row in rows:
-            yield self._result(row, status, value, completion, error)
+            yield self._result(row, status, value, completion, error, cut)
 
     def _judge(self, completion: Completion) -> tuple[Status, Any, RowError | None]:
         if completion.finish_reason is FinishReason.ERROR:
             return Status.ERROR, None, completion.error
         if self._schema is None:
             return Status.OK, None, None
-        if completion.finish_reason is FinishReason.LENGTH:
-            return Status.TRUNCATED, None, None
+        if completion.finish_reason in (FinishReason.LENGTH, FinishReason.REPETITION):
+            value = None
+            if completion.cut_at is not None:
+                with suppress(InvalidAnswer):
+                    value = self._schema.parse(completion.text)
+            return Status.TRUNCATED, value, None
         try:
             return Status.OK, self._schema.parse(completion.text), None
         except InvalidAnswer as invalid:
@@ -61,6 +72,7 @@ class Answers:
         value: Any,
         completion: Completion | None,
         error: RowError | None,
+        cut: str | None = None,
     ) -> Result:
         rows = self._planned.rows
         return Result(
@@ -75,7 +87,19 @@ class Answers:
             cached_tokens=int(self._planned.cached[row]),
             completion_tokens=0 if completion is None else completion.completion_tokens,
             content_key=rows.content_keys[row].tobytes(),
+            cut=cut,
         )
+
+
+def _first_cut(completion: Completion) -> str:
+    """The JSON pointer of the first field of a truncated answer that was cut short."""
+    if completion.cut_at is None:
+        return ""
+    begun = completion.text.encode()[: completion.cut_at].decode()
+    try:
+        return first_cut(begun, completion.text)
+    except NotJson:
+        return ""
 
 
 def drive(

@@ -19,6 +19,7 @@ from batchradix.config import DEFAULT_MAX_TOKENS, SamplingOptions
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
+from batchradix.pipeline.budget import Budgets, row_place
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
 from batchradix.types import (
@@ -117,11 +118,6 @@ class _Settings:
         return found
 
 
-def row_place(row: Row) -> str:
-    """How messages name a row: its number from 0, and its line where it has one."""
-    return f"row {row.index}" + (f" (line {row.line})" if row.line is not None else "")
-
-
 def _too_long(row: Row, num_tokens: int, context_length: int) -> RowError:
     return RowError(
         RowErrorCode.PROMPT_TOO_LONG,
@@ -138,13 +134,15 @@ def read_rows(
     grammar: GrammarSpec | None,
     context_length: int,
     folder: Path | None,
+    budgets: Budgets | None = None,
     opening: Sequence[int] = (),
     on_progress: Callable[[int], None] | None = None,
 ) -> Intake:
     """Reads, renders and tokenises every row of ``source`` once, in batches.
 
     ``opening`` is what every answer under ``grammar`` begins with; it is put behind each
-    prompt, as far as the row's ``max_tokens`` go. ``folder`` takes the token table's files
+    prompt, as far as the row's ``max_tokens`` go. ``budgets`` finds the rows into whose budget
+    no answer fits. ``folder`` takes the token table's files
     (memory-mapped afterwards); None keeps it in memory. A row that cannot be run becomes an
     entry of ``errors`` and has no tokens.
     """
@@ -159,7 +157,7 @@ def read_rows(
     num_rows = 0
     for rows in source.batches(wanted, BATCH_ROWS):
         tokens, cleaned = _read_batch(
-            rows, source, prompts, reader, settings, columns, errors, context_length
+            rows, source, prompts, reader, settings, columns, errors, context_length, budgets
         )
         num_forced = np.where(
             tokens.lengths > 0, np.minimum(columns.max_tokens[-1], len(opening_ids)), 0
@@ -182,6 +180,7 @@ def _read_batch(
     columns: _Columns,
     errors: dict[int, RowError],
     context_length: int,
+    budgets: Budgets | None,
 ) -> tuple[TokenTable, int]:
     """One batch into the columns; its prompts, and how many texts had to be cleaned."""
     batch = prompts.encode(rows)
@@ -198,6 +197,8 @@ def _read_batch(
             error = options
         elif error is None and lengths[i] + 1 > context_length:
             error = _too_long(row, int(lengths[i]), context_length)
+        elif budgets is not None and options is not None:
+            error = budgets.check_row(row, settings.grammar, options.max_tokens, int(lengths[i]))
         if error is not None or options is None or isinstance(options, RowError):
             error = error or RowError(RowErrorCode.ENGINE_FAILED, f"{row_place(row)} was not read")
             errors[row.index] = error

@@ -25,7 +25,13 @@ from batchradix.config import (
 from batchradix.errors import InputError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
-from batchradix.pipeline.planned import Planned, check_device, plan_rows, settle_engine
+from batchradix.pipeline.planned import (
+    Planned,
+    check_budget,
+    check_device,
+    plan_rows,
+    settle_engine,
+)
 from batchradix.pipeline.table import Table
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
@@ -114,6 +120,7 @@ def run(
         stack.callback(parts.source.close)
         make_engine = engines(parts.checkpoint, parts.schema)
         check_device(config)
+        check_budget(parts)
         identity = fingerprint(parts)
         if folder is not None:
             check_fingerprint(folder, identity, restart=config.output.restart)

@@ -110,6 +110,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "schema": None if parts.schema is None else parts.schema.text,
         "dtype": config.engine.dtype,
         "forced_text": config.engine.forced_text,
+        "repetition_guard": config.engine.repetition_guard,
         "id_type": str(parts.source.id_type),
     }
 

@@ -15,6 +15,7 @@ from batchradix.config import (
     resolve_engine,
 )
 from batchradix.errors import RowErrorCode
+from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.intake import Intake, read_rows
 from batchradix.pipeline.parts import Parts
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
@@ -71,6 +72,7 @@ def plan_rows(
         grammar=grammar,
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
+        budgets=Budgets(parts.checkpoint),
         opening=opening_ids,
     )
     if rows.num_cleaned:
@@ -118,6 +120,12 @@ def check_device(config: RunConfig) -> None:
     from batchradix.engine.device import find_device
 
     find_device(config.engine.device)
+
+
+def check_budget(parts: Parts) -> None:
+    """Raises `OptionError` when no answer under the schema fits the run's ``max_tokens``."""
+    if parts.schema is not None:
+        Budgets(parts.checkpoint).check_run(parts.schema.grammar, parts.config.sampling.max_tokens)
 
 
 def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:

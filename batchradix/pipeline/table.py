@@ -67,6 +67,7 @@ class Table:
                 value_type=value_type,
                 keep=keep,
                 unnest=options.unnest,
+                keep_truncated=options.keep_truncated,
                 metadata={**metadata, "batchradix.table": self._digest(keep)},
             ),
             schema,
@@ -90,7 +91,7 @@ class Table:
         chunks = self._rows.ids.chunks if isinstance(self._rows.ids, pa.ChunkedArray) else None
         for chunk in chunks if chunks is not None else [self._rows.ids]:
             digest.update(pa.record_batch([chunk], names=["id"]).serialize())
-        digest.update(json.dumps([self._options.unnest]).encode())
+        digest.update(json.dumps([self._options.unnest, self._options.keep_truncated]).encode())
         if keep is not None:
             digest.update(keep.serialize())
             for batch in self._source.keep_batches(self._options.keep):

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Protocol, TextIO
 
+from batchradix.report.json_log import JsonLog
 from batchradix.types import Usage
 
 _FIRST_LINE_AFTER_S = 5.0
@@ -149,8 +150,10 @@ class LiveProgress:
         self._bar.stop()
 
 
-def choose_progress(*, quiet: bool) -> Progress:
-    """Live on a terminal, plain elsewhere, silent when asked."""
+def choose_progress(*, quiet: bool, as_json: bool = False) -> Progress:
+    """Live on a terminal, plain elsewhere, JSON lines or silent when asked."""
     if quiet:
         return Silent()
+    if as_json:
+        return JsonLog()
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()

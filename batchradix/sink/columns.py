@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchradix.errors import OptionError, RowError, RowErrorCode
 from batchradix.sink.dictionaries import map_types, recode
@@ -21,6 +23,7 @@ from batchradix.types import Result, Status
 EncodeValues = Callable[[list[Any]], Any]
 """Values (None for null) to a ``pa.Array`` of the job's value type."""
 
+CUT = "cut"
 CONTENT_KEY = pa.field("content_key", pa.binary(16))
 _ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
 
@@ -31,26 +34,32 @@ def result_schema(
     value_type: pa.DataType | None,
     keep: pa.Schema | None = None,
     unnest: bool = False,
+    keep_truncated: bool = False,
     metadata: Mapping[str, str],
 ) -> pa.Schema:
     """The schema of a finished file; the same whatever the rows hold.
 
     Columns in order: ``id``; ``row`` int64, the input row's number from 0; ``status`` string
     (ok, truncated, error); ``value`` of ``value_type``, absent when that is None, with
-    ``unnest`` one column a field of it instead; ``text`` large_string; ``error`` null or
+    ``unnest`` one column a field of it instead; with ``keep_truncated`` ``cut`` string, the
+    JSON pointer of the first field that was cut short; ``text`` large_string; ``error`` null or
     struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
     ``cached_tokens``, ``completion_tokens`` int32; then the columns of ``keep``, whose
     dictionary indices become int32 so that the dictionaries of all batches fit together.
     ``metadata`` becomes the schema's metadata.
 
-    Raises `OptionError` when a name would occur twice, or ``unnest`` finds no object.
+    Raises `OptionError` when a name would occur twice, ``unnest`` finds no object, or
+    ``keep_truncated`` no values.
     """
     before = [
         pa.field("id", id_type),
         pa.field("row", pa.int64()),
         pa.field("status", pa.string()),
     ]
-    after = [
+    if keep_truncated and value_type is None:
+        raise OptionError("keep_truncated needs a schema: without one no answer is truncated")
+    after = [pa.field(CUT, pa.string())] if keep_truncated else []
+    after += [
         pa.field("text", pa.large_string()),
         pa.field("error", _ERROR_TYPE),
         pa.field("finish_reason", pa.string()),
@@ -106,11 +115,17 @@ def shard_schema(
 ) -> pa.Schema:
     """The schema of a shard: result columns, the answer nested, and ``content_key``.
 
+    Where there are values, ``cut`` is there too, whatever the finished file will hold.
     Dictionary-encoded values are stored plain, so that shards need no common dictionary.
     ``job`` is the digest of the fingerprint of the job the results belong to.
     """
     plain = None if value_type is None else map_types(value_type, lambda d: d.value_type)
-    schema = result_schema(id_type=id_type, value_type=plain, metadata={"batchradix.job": job})
+    schema = result_schema(
+        id_type=id_type,
+        value_type=plain,
+        keep_truncated=value_type is not None,
+        metadata={"batchradix.job": job},
+    )
     return schema.append(CONTENT_KEY)
 
 
@@ -128,6 +143,7 @@ def results_to_batch(
         "id": lambda r: r.id,
         "row": lambda r: r.row,
         "status": lambda r: r.status.value,
+        CUT: lambda r: r.cut,
         "text": lambda r: r.text,
         "error": lambda r: r.error and {"code": r.error.code.value, "message": r.error.message},
         "finish_reason": lambda r: r.finish_reason.value,
@@ -171,6 +187,8 @@ def _checked(result: Result, encode_values: EncodeValues) -> Result:
     try:
         encode_values([result.value])
     except _REFUSALS as e:
+        if result.status is Status.TRUNCATED:
+            return replace(result, value=None)
         error = RowError(
             RowErrorCode.NOT_REPRESENTABLE, f"the value does not fit its column's type: {e}"
         )
@@ -194,15 +212,27 @@ def _clean(item: Any) -> Any:
     return item
 
 
+def _null_where(values: pa.Array, mask: pa.Array) -> pa.Array:
+    """``values``, of any type, with null where ``mask`` is true."""
+    if not pc.any(mask).as_py():
+        return values
+    places = pa.array(np.arange(len(values), dtype=np.int64))
+    return values.take(pc.if_else(mask, pa.scalar(None, pa.int64()), places))
+
+
 def arrange(
     batch: pa.RecordBatch, schema: pa.Schema, *, unnest: bool, kept: pa.RecordBatch | None
 ) -> pa.RecordBatch:
     """A batch of shard columns as one of the finished file's ``schema``.
 
+    Where that has no ``cut``, values of truncated rows become null.
     ``kept`` has as many rows and holds, by name, the columns that ``batch`` does not.
     """
     columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns.pop(CONTENT_KEY.name)
+    if CUT not in schema.names and "value" in columns:
+        is_truncated = pc.equal(columns["status"], Status.TRUNCATED.value)
+        columns["value"] = _null_where(columns["value"], is_truncated)
     if unnest:
         value = columns.pop("value")
         columns |= dict(zip([f.name for f in value.type], value.flatten(), strict=True))

@@ -248,6 +248,18 @@ def check_fingerprint(
     folder.job = digest
 
 
+def other_job(output: Path, fingerprint: Mapping[str, Any]) -> str:
+    """In words, what tells the job whose results an output holds from that of a fingerprint;
+    "" where it is the same, or there are none. Takes no lock and writes nothing."""
+    try:
+        state = json.loads((output.with_name(output.name + WORK_SUFFIX) / "run.json").read_bytes())
+        found = state["fingerprint"]
+        wanted = json.loads(json.dumps(fingerprint))
+        return "" if found == wanted else "; ".join(_changes(found, wanted))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
 def _has_results(folder: RunFolder) -> bool:
     """Whether a mistaken option would throw away anything: a shard, or a finished output."""
     return any(folder.shards.iterdir()) or folder.bad.exists() or folder.output.exists()

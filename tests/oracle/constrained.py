@@ -1,7 +1,8 @@
 """Answers under a grammar, the plain way: what every shortcut of the engine must equal.
 
 One row alone, one forward pass of a transformers model for every token, forced ones too, all
-logits, the library's mask. Only the rule that makes forced text into tokens is the engine's own.
+logits, the library's mask. Only the rule that makes forced text into tokens is the engine's own,
+and the one by which an answer is closed when its budget is used up.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ TIE_GAP = 1e-3
 class Reference:
     """``ids`` are the answer without the end of sequence, which ``num_tokens`` counts.
 
+    ``num_kept`` of them the loop wrote; the others close an answer that was cut.
     ``sampled``: by place in the answer the second best token and how far its logit was below.
     """
 
     ids: tuple[int, ...]
     num_tokens: int
     ended: bool
+    num_kept: int
     sampled: dict[int, tuple[int, float]]
 
     @property
     def num_forced(self) -> int:
-        return self.num_tokens - len(self.sampled)
+        num_taken_back = sum(place >= self.num_kept for place in self.sampled)
+        return self.num_tokens - len(self.sampled) + num_taken_back
 
     @property
     def num_decode_steps(self) -> int:
@@ -57,8 +61,12 @@ class Constrained:
         temperature: float = 0.0,
         rng_key: int = 0,
     ) -> Reference:
+        from batchradix.engine.grammar.limits import AnswerLimits
         from batchradix.engine.grammar.state import GrammarState
 
+        limits = AnswerLimits(
+            self._compiler.compile(spec), self._compiler.forced, repetition_guard=True
+        )
         state = GrammarState(self._compiler.compile(spec))
         rule = self._compiler.forced.next_ids if forced_text else lambda state: ()
         forced = list(rule(state))
@@ -74,13 +82,27 @@ class Constrained:
                 sampled[len(ids)] = (second, gap)
             assert state.accept(token)
             if token in self._eos_ids:
+                num_tokens, is_done = len(ids) + 1, True
+            else:
+                ids.append(token)
+                num_tokens, is_done = len(ids), state.is_complete
+            if is_done:
                 return Reference(
-                    ids=tuple(ids), num_tokens=len(ids) + 1, ended=True, sampled=sampled
+                    ids=tuple(ids),
+                    num_tokens=num_tokens,
+                    ended=True,
+                    num_kept=num_tokens,
+                    sampled=sampled,
                 )
-            ids.append(token)
-            ended = state.is_complete
-            if ended or len(ids) == max_tokens:
-                return Reference(ids=tuple(ids), num_tokens=len(ids), ended=ended, sampled=sampled)
+            if len(ids) == max_tokens or limits.runs_away(ids):
+                closed = limits.close(state, ids, max_tokens)
+                return Reference(
+                    ids=tuple(ids) if closed is None else closed.token_ids,
+                    num_tokens=len(ids if closed is None else closed.token_ids),
+                    ended=closed is not None and closed.is_forced,
+                    num_kept=len(ids) if closed is None else closed.num_kept,
+                    sampled=sampled,
+                )
             if not is_forced:
                 forced = list(rule(state))
             logits, cache = self._forward([token], cache)
@@ -134,6 +156,12 @@ def compare(ours: Sequence[Any], references: Sequence[Reference]) -> int:
             assert completion.token_ids == reference.ids, f"row {row}"
             assert (completion.finish_reason == "stop") == reference.ended, f"row {row}"
             assert completion.completion_tokens == reference.num_tokens, f"row {row}"
+            continue
+        if place >= reference.num_kept:
+            # What was taken back decides where an answer is closed.
+            gaps = [gap for at, (_, gap) in reference.sampled.items() if at >= reference.num_kept]
+            assert min(gaps, default=np.inf) <= TIE_GAP, f"row {row} is closed differently"
+            num_ties += 1
             continue
         second, gap = reference.sampled.get(place, (-1, np.inf))
         found = completion.token_ids[place]

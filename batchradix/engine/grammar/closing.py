@@ -62,6 +62,9 @@ class Closer:
         self._token_bytes = token_bytes
         self._outline = Outline(spec.source) if spec.kind == "json_schema" else None
         self._walk: PatternWalk | None = None
+        self._choices: list[bytes] = []
+        if spec.kind == "choices":
+            self._choices = sorted((text.encode() for text in json.loads(spec.source)), key=len)
         if spec.kind == "regex":
             try:
                 self._walk = PatternWalk(spec.source)
@@ -86,7 +89,7 @@ class Closer:
         if self._walk is not None:
             return _walked(self._walk, text, b"")
         if self._outline is None:
-            return []
+            return [choice[len(text) :] for choice in self._choices if choice.startswith(text)]
         try:
             opened = read_open(text)
             if opened:
@@ -148,6 +151,8 @@ def minimal_answer(spec: GrammarSpec) -> str | None:
             return PatternWalk(spec.source).shortest_rest("")
         except UnsupportedPattern:
             return None
+    if spec.kind == "choices":
+        return min(map(str, json.loads(spec.source)), key=lambda text: len(text.encode()))
     return None
 
 
@@ -271,7 +276,7 @@ class _Ending:
         members = dict(value.members)
         insides = [b""]
         if value.place in (Place.COLON, Place.VALUE, Place.INSIDE):
-            part = self._property(schema, value.key)
+            part = Outline.property_of(schema, value.key)
             if part is False:
                 return
             if value.place is Place.INSIDE:
@@ -293,23 +298,13 @@ class _Ending:
 
     def _matches(self, value: OpenObject, schema: Schema) -> bool:
         return all(
-            self._property(schema, key) is not False
+            Outline.property_of(schema, key) is not False
             and (
                 not value.is_scalar[key]
-                or self._outline.may_be(self._property(schema, key), member)
+                or self._outline.may_be(Outline.property_of(schema, key), member)
             )
             for key, member in value.members.items()
         )
-
-    @staticmethod
-    def _property(schema: Schema, key: str) -> object:
-        properties = schema.get("properties", {})
-        if key in properties:
-            return properties[key]
-        patterns = schema.get("patternProperties")
-        if patterns:
-            return next(iter(patterns.values())) if len(patterns) == 1 else {}
-        return schema.get("additionalProperties", not properties)
 
     def _key(self, value: OpenObject, schema: Schema) -> Iterator[bytes]:
         """The text ends inside a key: every listed name that begins so, or any name at all."""

@@ -42,12 +42,12 @@ class GrammarTokenizer(Protocol):
 class ForcedText:
     """Turns what grammars force into token ids; safe to share between threads.
 
-    ``vocab_size`` is the width of the model's logits.
+    ``vocab_size`` is the width of the model's logits. ``token_bytes``: of every token of it.
     """
 
     def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._token_bytes = tokenizer.token_bytes[:vocab_size]
+        self.token_bytes = tokenizer.token_bytes[:vocab_size]
         self.spell = lru_cache(_KEPT_TEXTS)(self._spell)
         self._longer = lru_cache(_KEPT_TEXTS)(self._find_longer)
 
@@ -107,14 +107,14 @@ class ForcedText:
         return ()
 
     def _bytes_of(self, ids: Sequence[int]) -> bytes:
-        if any(i >= len(self._token_bytes) for i in ids):
+        if any(i >= len(self.token_bytes) for i in ids):
             return b""
-        return b"".join([self._token_bytes[i] for i in ids])
+        return b"".join([self.token_bytes[i] for i in ids])
 
     def _find_longer(self, token_id: int) -> I64:
         """int64[n]: the tokens whose bytes begin with those of this one and go on."""
         words, ids = self._sorted
-        start = self._token_bytes[token_id]
+        start = self.token_bytes[token_id]
         first = bisect_right(words, start)
         last = bisect_left(words, True, lo=first, key=lambda word: not word.startswith(start))
         return ids[first:last]
@@ -122,8 +122,8 @@ class ForcedText:
     @cached_property
     def _sorted(self) -> tuple[list[bytes], I64]:
         """Every token's bytes in order, and their ids."""
-        order = sorted(range(len(self._token_bytes)), key=self._token_bytes.__getitem__)
-        return [self._token_bytes[i] for i in order], np.array(order, dtype=np.int64)
+        order = sorted(range(len(self.token_bytes)), key=self.token_bytes.__getitem__)
+        return [self.token_bytes[i] for i in order], np.array(order, dtype=np.int64)
 
 
 def _only_token(state: GrammarState) -> tuple[int, ...]:

@@ -189,6 +189,17 @@ class Outline:
         prefix = schema.get("prefixItems", ())
         return prefix[index] if index < len(prefix) else schema.get("items", {})
 
+    @staticmethod
+    def property_of(schema: Schema, key: str) -> Any:
+        """What an object's schema asks of one property; False where there may be none."""
+        properties = schema.get("properties", {})
+        if key in properties:
+            return properties[key]
+        patterns = schema.get("patternProperties")
+        if patterns:
+            return next(iter(patterns.values())) if len(patterns) == 1 else {}
+        return schema.get("additionalProperties", not properties)
+
     def object_rest(
         self,
         schema: Schema,

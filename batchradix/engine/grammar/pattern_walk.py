@@ -32,6 +32,8 @@ class PatternWalk:
     def __init__(self, pattern: str) -> None:
         self._free: list[list[int]] = []
         self._steps: list[list[tuple[tuple[Range, ...], int]]] = []
+        self.is_finite = True
+        """Whether every match is of bounded length."""
         self._start = self._state()
         self._end = self._build(_unanchored(parse_pattern(pattern)), self._start)
         self._left: dict[int, int] = {}
@@ -142,6 +144,7 @@ class PatternWalk:
         end = self._state()
         self._free[begin].append(end)
         if node.most is None:
+            self.is_finite = False
             entry = self._state()
             self._free[begin].append(entry)
             last = self._build(node.item, entry)

@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
-    "--id-column", "--null",
+    "--id-column", "--null", "--date",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
@@ -32,13 +32,17 @@ OPTIONS = {
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--threads",
-        "--no-prefix-cache", "--no-forced-text", "--unnest", "--restart", "--resume",
-        "--allow-failures", "--json", "--quiet", "-q",
+        "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
+        "--unnest", "--keep-truncated",
+        "--restart", "--resume", "--allow-failures", "--deadline",
+        "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--dry-run",
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
+    "history": {"--limit", "-n", "--json"},
 }  # fmt: skip
+OPTIONS["check"] = OPTIONS["run"] - {"--dry-run"}
 
 
 @pytest.fixture(scope="module")

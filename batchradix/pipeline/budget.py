@@ -1,0 +1,81 @@
+"""Budgets that no answer of a grammar fits into, found before an engine runs."""
+
+from __future__ import annotations
+
+from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.config import DEFAULT_MAX_TOKENS
+from batchradix.errors import OptionError, RowError, RowErrorCode
+from batchradix.types import GrammarSpec, Row
+
+_SHOWN_CHARS = 60
+
+
+def row_place(row: Row) -> str:
+    """How messages name a row: its number from 0, and its line where it has one."""
+    return f"row {row.index}" + (f" (line {row.line})" if row.line is not None else "")
+
+
+class Budgets:
+    """Knows what the shortest answer of each grammar costs with one model's tokenizer."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._known: dict[GrammarSpec, tuple[int, str]] = {}
+
+    def least(self, grammar: GrammarSpec | None) -> int:
+        """Tokens of the shortest answer; 1 where it is not known."""
+        return 1 if grammar is None else self._shortest(grammar)[0]
+
+    def check_run(self, grammar: GrammarSpec | None, max_tokens: int | None) -> None:
+        """Raises `OptionError` when the run's ``max_tokens`` (None: the default) is too small."""
+        budget = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        if grammar is None or budget >= self.least(grammar):
+            return
+        what = "max_tokens" if max_tokens is not None else "max_tokens (the default)"
+        raise OptionError(
+            f"{what} is {budget:,}, and {self._needs(grammar)}; give at least that, and more for "
+            f"answers that say something"
+        )
+
+    def check_row(
+        self,
+        row: Row,
+        grammar: GrammarSpec | None,
+        max_tokens: int | None,
+        num_prompt_tokens: int,
+    ) -> RowError | None:
+        """What is wrong with a row of ``max_tokens`` (None: the default), or None."""
+        least = self.least(grammar)
+        room = self._checkpoint.config.context_length - num_prompt_tokens
+        budget = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        if grammar is None or min(budget, room) >= least:
+            return None
+        if budget < least:
+            return RowError(
+                RowErrorCode.BAD_SETTING,
+                f"{row_place(row)}: max_tokens is {budget:,}, and {self._needs(grammar)}; "
+                f"give it more",
+            )
+        return RowError(
+            RowErrorCode.PROMPT_TOO_LONG,
+            f"{row_place(row)}: the prompt has {num_prompt_tokens:,} tokens and leaves {room:,} of "
+            f"the context, and {self._needs(grammar)}; shorten it or use a model with a longer "
+            f"context",
+        )
+
+    def _needs(self, grammar: GrammarSpec) -> str:
+        num_tokens, text = self._shortest(grammar)
+        if len(text) > _SHOWN_CHARS:
+            text = f"{text[: _SHOWN_CHARS - 3]}..."
+        return f"the shortest answer of the schema, {text}, takes {num_tokens:,} tokens"
+
+    def _shortest(self, grammar: GrammarSpec) -> tuple[int, str]:
+        if grammar not in self._known:
+            from batchradix.engine.grammar.closing import minimal_answer
+            from batchradix.engine.grammar.forced import ForcedText
+
+            model = self._checkpoint
+            text = minimal_answer(grammar) or ""
+            ids = ForcedText(model.tokenizer, model.config.vocab_size).spell(text)
+            self._known[grammar] = max(1, len(ids)), text
+        return self._known[grammar]

@@ -1,0 +1,196 @@
+"""Everything about a job that can be known without weights: what would be refused, and needs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchradix.config import EngineSettings, RunConfig
+from batchradix.errors import OutputMismatchError
+from batchradix.pipeline.job import EngineFactory, RadixEngines
+from batchradix.pipeline.parts import Parts, fingerprint, open_parts
+from batchradix.pipeline.planned import (
+    Planned,
+    check_budget,
+    check_device,
+    plan_rows,
+    settle_engine,
+)
+from batchradix.report.progress import Progress, Silent
+from batchradix.sink.columns import result_schema
+from batchradix.sink.folder import check_output, other_job
+from batchradix.sink.formats import check_format
+
+_TEXT_BYTES = 5  # of an answer's token, generously
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A job that would run. ``error_rows``: by code, how many rows could not, and the sentence
+    of the first. ``kv_bytes`` is the pool's size, ``weight_bytes`` the model's in its dtype;
+    ``disk_bytes`` is what answers could take at most beside and in the output, ``token_bytes``
+    what the tokens take in the temporary folder; both with what is free there."""
+
+    lines: list[tuple[str, str]]
+    error_rows: dict[str, tuple[int, str]]
+    num_rows: int
+    prompt_tokens: int
+    distinct_tokens: int
+    kv_tokens: int
+    kv_bytes: int
+    weight_bytes: int
+    disk_bytes: int
+    disk_free_bytes: int
+    token_bytes: int
+    temporary_free_bytes: int
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def num_error_rows(self) -> int:
+        return sum(count for count, _ in self.error_rows.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        return {
+            "rows": self.num_rows,
+            "error_rows": {code: count for code, (count, _) in self.error_rows.items()},
+            "prompt_tokens": self.prompt_tokens,
+            "distinct_tokens": self.distinct_tokens,
+            "kv_tokens": self.kv_tokens,
+            "kv_bytes": self.kv_bytes,
+            "weight_bytes": self.weight_bytes,
+            "disk_bytes": self.disk_bytes,
+            "disk_free_bytes": self.disk_free_bytes,
+            "token_bytes": self.token_bytes,
+            "temporary_free_bytes": self.temporary_free_bytes,
+            "warnings": self.warnings,
+        }
+
+
+def check(
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+    engines: EngineFactory = RadixEngines,
+) -> Checked:
+    """Opens and plans the whole job, compiles its grammar, and writes nothing.
+
+    Raises the `UsageError` that `run` would raise before it loads weights, and
+    `OutputMismatchError` where the output holds another job's results.
+    """
+    progress = progress or Silent()
+    output = None if config.output.path is None else check_output(config.output.path)
+    parts = open_parts(config, progress=progress)
+    try:
+        make_engine = engines(parts.checkpoint, parts.schema)
+        check_device(config)
+        check_budget(parts)
+        if output is not None:
+            _check_table(parts, output)
+        with tempfile.TemporaryDirectory(prefix="batchradix-") as folder:
+            planned = plan_rows(
+                parts, folder=Path(folder), progress=progress, opening=make_engine.opening
+            )
+            return _report(parts, planned, settle_engine(parts, planned), output)
+    finally:
+        parts.source.close()
+
+
+def _check_table(parts: Parts, output: Path) -> None:
+    options = parts.config.output
+    check_format(
+        output,
+        result_schema(
+            id_type=parts.source.id_type,
+            value_type=None if parts.schema is None else parts.schema.arrow_type,
+            keep=parts.source.keep_schema(options.keep) if options.keep else None,
+            unnest=options.unnest,
+            keep_truncated=options.keep_truncated,
+            metadata={},
+        ),
+    )
+    changes = other_job(output, fingerprint(parts))
+    if changes and not options.restart:
+        raise OutputMismatchError(
+            f"{options.path} holds the results of another job ({changes}); give another output, "
+            f"or --restart to throw those results away"
+        )
+
+
+def _report(
+    parts: Parts, planned: Planned, settings: EngineSettings, output: Path | None
+) -> Checked:
+    rows, summary, model = planned.rows, planned.summary, parts.checkpoint.config
+    counts = Counter(str(error.code) for error in rows.errors.values())
+    first: dict[str, str] = {}
+    for row in sorted(rows.errors):
+        first.setdefault(str(rows.errors[row].code), rows.errors[row].message)
+    element_bytes = 4 if settings.dtype == "float32" else 2
+    most_answer_tokens = int(rows.requests.max_tokens[rows.runnable].sum(dtype=np.int64))
+    folder = Path.cwd() if output is None else output.parent
+    checked = Checked(
+        lines=[],
+        error_rows={code: (count, first[code]) for code, count in counts.most_common()},
+        num_rows=len(rows),
+        prompt_tokens=summary.prompt_tokens,
+        distinct_tokens=summary.distinct_tokens,
+        kv_tokens=settings.kv_tokens,
+        kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * element_bytes,
+        weight_bytes=model.num_parameters * element_bytes,
+        # Text and value, in the shards and in the finished file.
+        disk_bytes=4 * _TEXT_BYTES * most_answer_tokens + 256 * len(rows),
+        disk_free_bytes=shutil.disk_usage(folder).free,
+        token_bytes=4 * rows.tokens.num_tokens,
+        temporary_free_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
+        warnings=list(parts.warnings),
+    )
+    checked.lines.extend(_lines(parts, checked, settings))
+    if output is not None and checked.disk_bytes > checked.disk_free_bytes:
+        checked.warnings.append(
+            f"answers could take {_size(checked.disk_bytes)} and {folder} has "
+            f"{_size(checked.disk_free_bytes)} left"
+        )
+    return checked
+
+
+def _lines(parts: Parts, checked: Checked, settings: EngineSettings) -> list[tuple[str, str]]:
+    config = parts.checkpoint.config
+    lines = [
+        ("input", f"{parts.source.name}: {checked.num_rows:,} rows"),
+        ("columns", ", ".join(sorted(parts.prompts.required_columns)) or "none"),
+        (
+            "prompts",
+            f"{checked.prompt_tokens:,} tokens, {checked.distinct_tokens:,} distinct with the "
+            f"openings of answers",
+        ),
+        (
+            "model",
+            f"{parts.checkpoint.name}: {config.num_parameters:,} parameters, a context of "
+            f"{config.context_length:,} tokens, {settings.dtype} on {settings.device}",
+        ),
+        (
+            "memory",
+            f"{_size(checked.weight_bytes)} of weights, {_size(checked.kv_bytes)} for "
+            f"{checked.kv_tokens:,} KV tokens",
+        ),
+        (
+            "disk",
+            f"{_size(checked.disk_bytes)} at most for answers, {_size(checked.token_bytes)} of "
+            f"tokens in {tempfile.gettempdir()} while it runs",
+        ),
+    ]
+    if parts.schema is not None:
+        lines.insert(3, ("answers", str(parts.schema.arrow_type)))
+    for code, (count, sentence) in checked.error_rows.items():
+        lines.append((code, f"{count:,} rows; the first: {sentence}"))
+    return lines
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**33 else f"{num_bytes / 2**30:,.1f} GiB"
