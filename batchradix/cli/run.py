@@ -29,7 +29,12 @@ def run(
     input: shared.Input,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The table to write: .arrow .parquet .jsonl .csv."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="The table to write: .arrow .parquet .jsonl .csv; INPUT.answers.arrow in the "
+            "current folder.",
+        ),
     ] = None,
     model: shared.Model = None,
     schema: shared.Schema = None,
