@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -21,7 +20,7 @@ from batchradix.errors import BatchradixError, OptionError, OutOfMemoryError
 class _Commands(TyperGroup):
     """Ends quietly when the reader of standard output, such as head, has had enough."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
