@@ -194,7 +194,7 @@ class LLM:
         name = _path_text(model, "model")
         self._options = RunConfig(input=None, engine=engine or EngineOptions()).engine
         self.checkpoint = open_checkpoint(name)
-        self._engines = pipeline.RadixEngines(self.checkpoint)
+        self._engines = pipeline.RadixEngines(self.checkpoint, options=self._options)
         self._engine: Engine | None = None
         self._is_closed = False
         self._busy = threading.RLock()  # a signal handler may close while it answers
@@ -239,6 +239,7 @@ class LLM:
             parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
             self._engines.check(parts.schema)
             pipeline.check_budget(parts)
+            pipeline.check_scores(parts, self._engines.check_scores)
             planned = pipeline.plan_rows(
                 parts, folder=None, progress=Silent(), opening=self._engines.opening
             )

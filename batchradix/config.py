@@ -19,6 +19,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
+DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -30,7 +31,12 @@ def _require(condition: bool, sentence: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Sampling for every row that does not say otherwise in a column of the same name."""
+    """Sampling for every row that does not say otherwise in a column of the same name.
+
+    ``probabilities`` and ``choose`` are the run's alone, for answers out of a few:
+    ``probabilities`` gives those of every choice; ``choose`` is ``walk`` (token by token, as any
+    answer) or ``joint`` (the choice that is likeliest as a whole, which leaves nothing to draw).
+    """
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -42,6 +48,8 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    probabilities: bool = False
+    choose: Literal["walk", "joint"] = "walk"
 
     def __post_init__(self) -> None:
         def finite(name: str) -> float:
@@ -91,6 +99,18 @@ class SamplingOptions:
             isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
             f"stop must be non-empty strings, not {self.stop!r}",
         )
+        _require(
+            isinstance(self.probabilities, bool),
+            f"probabilities must be True or False, not {self.probabilities!r}",
+        )
+        _require(
+            self.choose in ("walk", "joint"), f"choose must be walk or joint, not {self.choose!r}"
+        )
+        _require(
+            self.choose == "walk" or self.temperature == 0,
+            f"choose joint takes the likeliest choice and draws nothing, so temperature must be "
+            f"0, not {self.temperature}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +155,11 @@ class EngineOptions:
     """How the engine runs; never changes a greedy float32 answer, except for two things:
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
-    circles goes on to ``max_tokens``."""
+    circles goes on to ``max_tokens``.
+
+    ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
+    at most) limit the compiling of one schema's grammar.
+    """
 
     dtype: DType = "auto"
     device: str = "auto"
@@ -148,6 +172,8 @@ class EngineOptions:
     forced_text: bool = True
     repetition_guard: bool = True
     num_threads: int | None = None
+    grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
+    grammar_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -165,13 +191,21 @@ class EngineOptions:
             self.attention in ("auto", "torch"),
             f"attention must be auto or torch, not {self.attention!r}",
         )
-        for name in ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads"):
+        counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
+        for name in (*counts, "grammar_memory_bytes"):
             value = getattr(self, name)
             _require(
                 value is None
                 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
                 f"{name} must be an integer of at least 1, not {value!r}",
             )
+        seconds = self.grammar_timeout_s
+        _require(
+            isinstance(seconds, (int, float))
+            and not isinstance(seconds, bool)
+            and 0 < seconds <= 1e6,
+            f"grammar_timeout must be a number of seconds above 0 (at most 1e6), not {seconds!r}",
+        )
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "kv_tokens and kv_memory exclude each other; give one of them",
@@ -182,8 +216,10 @@ class EngineOptions:
 class OutputOptions:
     """Where results go and in which shape.
 
-    ``keep_truncated``: truncated rows keep the value they were closed to, and a column ``cut``
-    says from where on it is not the model's.
+    ``retry``: statuses (``error``, ``truncated``) of an earlier run's rows that run again.
+    ``failed_rows``: a file that takes the input rows that failed. ``abort_after_failures``:
+    error rows after which the run is given up. ``keep_truncated``: truncated rows keep the
+    value they were closed to, and a column ``cut`` says from where on it is not the model's.
     """
 
     path: Path | None = None
@@ -191,9 +227,23 @@ class OutputOptions:
     unnest: bool = False
     keep_truncated: bool = False
     restart: bool = False
+    retry: tuple[str, ...] = ()
+    failed_rows: Path | None = None
     allow_failures: float = 0.0
+    abort_after_failures: int | None = None
 
     def __post_init__(self) -> None:
+        for status in self.retry:
+            _require(
+                status in ("error", "truncated"),
+                f"retry must be error, truncated or both, not {status!r}",
+            )
+        _require(not (self.retry and self.restart), "retry and restart exclude each other")
+        limit = self.abort_after_failures
+        _require(
+            limit is None or (type(limit) is int and limit >= 1),
+            f"abort_after_failures must be an integer of at least 1, not {limit!r}",
+        )
         _require(
             0 <= self.allow_failures <= 1,
             f"allow_failures must be a share between 0% and 100%, not {self.allow_failures}",

@@ -57,6 +57,10 @@ class RunError(BatchradixError):
     """The run failed after it began; what was committed stays and a new run continues."""
 
 
+class TooManyFailuresError(RunError):
+    """As many rows failed as the run was told to bear."""
+
+
 class EngineError(RunError):
     """The engine cannot go on."""
 
@@ -87,6 +91,12 @@ class RowErrorCode(StrEnum):
     NOT_REPRESENTABLE = "not_representable"  # the value does not fit its Arrow type
     NON_FINITE_LOGITS = "non_finite_logits"  # the model produced NaN or infinity
     ENGINE_FAILED = "engine_failed"  # anything else that befell this row alone
+
+
+TRANSIENT_CODES = frozenset(
+    {RowErrorCode.KV_POOL_TOO_SMALL, RowErrorCode.NON_FINITE_LOGITS, RowErrorCode.ENGINE_FAILED}
+)
+"""What befell a row for reasons outside of it: the next run tries it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,9 @@ class RowSettings:
     ``temperature == 0`` is greedy. ``top_k == 0``, ``top_p == 1``, ``min_p == 0``,
     ``repetition_penalty == 1``, ``presence_penalty == frequency_penalty == 0`` are neutral.
     ``repetition_penalty`` counts prompt and generated tokens (CTRL, as in transformers);
-    presence and frequency count generated tokens only (OpenAI).
+    presence and frequency count generated tokens only (OpenAI). ``probabilities`` asks for
+    those of each choice of a ``choices`` grammar; ``choose`` is ``walk`` (token by token) or
+    ``joint`` (the choice of the largest probability).
     """
 
     temperature: float = 0.0
@@ -138,6 +140,13 @@ class RowSettings:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     grammar: GrammarSpec | None = None
+    probabilities: bool = False
+    choose: str = "walk"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether every choice of the grammar has to be looked at."""
+        return self.probabilities or self.choose == "joint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

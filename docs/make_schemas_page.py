@@ -124,7 +124,7 @@ def outcome(example: Example, compiler: GrammarCompiler) -> str:
         return "without meaning"
     if _fits(schema, example.bad):
         raise AssertionError(f"{example} should not be taken")
-    passes = _passes(GrammarState(compiler.compile(schema.grammar)), example.bad)
+    passes = _passes(GrammarState(compiler.compile(schema.json_grammar)), example.bad)
     listed = any(keyword in words for _, keyword in schema.validated_keywords)
     if passes and not listed:
         raise AssertionError(f"{example} is ignored in silence")

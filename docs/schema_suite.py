@@ -143,7 +143,7 @@ def _judge(file: str, entry: dict[str, Any], compiler: GrammarCompiler) -> Group
         loaded = load_schema(schema)
     except SchemaError as error:
         return Group(file, entry["description"], schema, str(error), None, ())
-    state = GrammarState(compiler.compile(loaded.grammar))
+    state = GrammarState(compiler.compile(loaded.json_grammar))
     instances = tuple(_tried(test, loaded, state) for test in entry["tests"])
     return Group(file, entry["description"], schema, None, loaded, instances)
 

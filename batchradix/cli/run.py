@@ -17,7 +17,13 @@ import typer
 from batchradix.cli import options as shared
 from batchradix.cli.ending import Ending
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
+from batchradix.config import (
+    DEFAULT_GRAMMAR_TIMEOUT_S,
+    EngineOptions,
+    OutputOptions,
+    RunConfig,
+    SamplingOptions,
+)
 from batchradix.errors import BatchradixError, OptionError
 from batchradix.report.progress import Progress, choose_progress
 
@@ -70,6 +76,14 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", help="Ends an answer; may be given again.")
     ] = None,
+    probabilities: Annotated[
+        bool,
+        typer.Option("--probabilities", help="A column of every choice's probability."),
+    ] = False,
+    choose: Annotated[
+        str,
+        typer.Option(help="Among choices: walk (token by token) or joint (the likeliest whole)."),
+    ] = "walk",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
@@ -104,6 +118,13 @@ def run(
             "--keep-truncated", help="Keep what truncated answers were closed to; adds `cut`."
         ),
     ] = False,
+    grammar_timeout: Annotated[
+        float, typer.Option(help="Seconds that compiling a schema's grammar may take.")
+    ] = DEFAULT_GRAMMAR_TIMEOUT_S,
+    grammar_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory that it may take; a quarter of the machine's, 4GiB at most."),
+    ] = None,
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -113,6 +134,16 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an earlier run (the default).")
     ] = False,
+    retry: Annotated[
+        str, typer.Option(help="Run an earlier run's failed rows again: error, truncated or both.")
+    ] = "",
+    errors: Annotated[
+        Path | None,
+        typer.Option("--errors", help="Write the input rows that failed here, to run them again."),
+    ] = None,
+    abort_after_failures: Annotated[
+        int | None, typer.Option(help="Give up after so many error rows; exit code 3.")
+    ] = None,
     allow_failures: Annotated[
         str, typer.Option(help="Share of failed rows that still exits 0, such as 0.1%.")
     ] = "0",
@@ -166,6 +197,8 @@ def run(
             frequency_penalty=frequency_penalty,
             seed=seed,
             stop=tuple(stop or ()),
+            probabilities=probabilities,
+            choose=choose,  # type: ignore[arg-type]  # checked by SamplingOptions
         ),
         engine=EngineOptions(
             dtype=dtype,  # type: ignore[arg-type]  # checked by EngineOptions
@@ -179,6 +212,8 @@ def run(
             forced_text=not no_forced_text,
             repetition_guard=not no_repetition_guard,
             num_threads=threads,
+            grammar_timeout_s=grammar_timeout,
+            grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
         ),
         output=OutputOptions(
             path=_dated(output, date) or _default_output(fill_dates(input, date)),
@@ -186,6 +221,9 @@ def run(
             unnest=unnest,
             keep_truncated=keep_truncated,
             restart=restart,
+            retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
+            failed_rows=None if errors is None else Path(fill_dates(str(errors), date)),
+            abort_after_failures=abort_after_failures,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
     )

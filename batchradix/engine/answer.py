@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from batchradix.engine.grammar.forced import ForcedText
+from batchradix.engine.grammar.state import AnyState
 from batchradix.engine.output import RowOutput
 from batchradix.types import RowSettings, Usage
 
@@ -32,6 +33,23 @@ class Answer:
         self._forced = forced
         self._usage = usage
         self._was_forced = bytearray()  # of each token taken, 1 where it was not sampled
+        # Where tokens are taken back before those that `take` gives: how many the row keeps.
+        self.num_kept: int | None = None
+        self.choice_logprobs: tuple[float, ...] | None = None
+
+    @property
+    def grammar(self) -> AnyState | None:
+        """The place in the grammar from which the next token is sampled."""
+        return self.output.grammar
+
+    @property
+    def generated_ids(self) -> Sequence[int]:
+        """The tokens before the next one."""
+        return self.output.token_ids
+
+    @property
+    def num_generated(self) -> int:
+        return self.output.completion_tokens
 
     def open(self, token_ids: Sequence[int]) -> None:
         """Begins with tokens that stand behind the prompt already."""

@@ -11,15 +11,16 @@ import numpy as np
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.answer import Answer
-from batchradix.engine.grammar.compiled import CompiledGrammar
+from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.limits import AnswerLimits
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyGrammar, start
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
 from batchradix.engine.scheduler import RefusedRow, Scheduler
+from batchradix.engine.scored import ScoredAnswer
 from batchradix.engine.selection import Logits, Selector
 from batchradix.engine.step import Step
 from batchradix.errors import RowError, RowErrorCode, SchemaError
@@ -47,7 +48,7 @@ class _Job:
     """What the rows of a job need when they are admitted; dropped with the last of them."""
 
     requests: RequestTable
-    grammars: tuple[CompiledGrammar | None, ...]  # by settings id
+    grammars: tuple[AnyGrammar | None, ...]  # by settings id
     limits: dict[GrammarSpec, AnswerLimits]
     num_unfinished: int
 
@@ -119,7 +120,7 @@ class RadixEngine:
         """
         job_id = self._next_job_id
         self._next_job_id += 1
-        grammars: list[CompiledGrammar | None] = []
+        grammars: list[AnyGrammar | None] = []
         refused: dict[int, RowError] = {}
         for settings_id, settings in enumerate(job.requests.settings):
             compiled = None
@@ -128,6 +129,8 @@ class RadixEngine:
                     compiled = self._grammars.compile(settings.grammar)
                 except SchemaError as error:
                     refused[settings_id] = RowError(RowErrorCode.ENGINE_FAILED, str(error))
+            if settings.is_scored and not isinstance(compiled, CompiledChoices):
+                refused.setdefault(settings_id, _no_choices())
             grammars.append(compiled)
         if len(job.plan):
             self._jobs[job_id] = _Job(
@@ -188,20 +191,32 @@ class RadixEngine:
             max_tokens=int(job.requests.max_tokens[row.row]),
             eos_ids=self._eos_ids,
             detokenizer=self._detokenizer.start(),
-            grammar=None if compiled is None else GrammarState(compiled),
+            grammar=None if compiled is None else start(compiled),
             limits=None if compiled is None else job.limits[compiled.spec],
         )
-        answer = Answer(
-            settings=settings,
-            rng_key=job.requests.rng_key[row.row],
-            output=output,
-            forced=self._grammars.forced if self._forced_text else None,
-            usage=self._usage,
-        )
+        rng_key = job.requests.rng_key[row.row]
+        answer: Answer
+        if settings.is_scored and isinstance(compiled, CompiledChoices):
+            answer = ScoredAnswer(
+                settings=settings,
+                rng_key=rng_key,
+                output=output,
+                usage=self._usage,
+                choices=compiled,
+                max_tokens=int(job.requests.max_tokens[row.row]),
+            )
+        else:
+            answer = Answer(
+                settings=settings,
+                rng_key=rng_key,
+                output=output,
+                forced=self._grammars.forced if self._forced_text else None,
+                usage=self._usage,
+            )
         answer.open(row.opening)
         return answer
 
-    def _limits(self, compiled: CompiledGrammar) -> AnswerLimits:
+    def _limits(self, compiled: AnyGrammar) -> AnswerLimits:
         forced = self._grammars.forced
         return AnswerLimits(compiled, forced, repetition_guard=self._repetition_guard)
 
@@ -218,13 +233,16 @@ class RadixEngine:
                 self._usage.decode_steps += 1
             token_ids = answer.take(int(sampled.token_ids[i]))
             if answer.output.finish_reason is None:
+                if answer.num_kept is not None:
+                    self._scheduler.rewind(row, answer.num_kept)
                 self._scheduler.append(row, token_ids)
             else:
                 completions.append(self._finish(row))
         return completions
 
     def _finish(self, row: RunningRow) -> Completion:
-        output = self._answers.pop(row.seq).output
+        answer = self._answers.pop(row.seq)
+        output = answer.output
         assert output.finish_reason is not None
         self._scheduler.finish(row)
         self._row_done(row.job_id)
@@ -237,6 +255,7 @@ class RadixEngine:
             completion_tokens=output.completion_tokens,
             error=output.error,
             cut_at=output.cut_at,
+            choice_logprobs=answer.choice_logprobs if answer.settings.probabilities else None,
         )
 
     def _refuse(self, row: RefusedRow) -> Completion:
@@ -256,6 +275,13 @@ class RadixEngine:
         job.num_unfinished -= 1
         if job.num_unfinished == 0:
             del self._jobs[job_id]
+
+
+def _no_choices() -> RowError:
+    return RowError(
+        RowErrorCode.ENGINE_FAILED,
+        "probabilities and choosing by them need an answer out of a few; give such a schema",
+    )
 
 
 def _no_token(nothing_allowed: bool) -> RowError:

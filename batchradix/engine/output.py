@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchradix.engine.grammar.limits import AnswerLimits
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyState
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.types import DetokenizerState, FinishReason, RowSettings
 
@@ -31,7 +31,7 @@ class RowOutput:
         max_tokens: int,
         eos_ids: frozenset[int],
         detokenizer: DetokenizerState,
-        grammar: GrammarState | None,
+        grammar: AnyState | None,
         limits: AnswerLimits | None = None,
     ) -> None:
         self.grammar = grammar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 
 from batchradix.engine.answer import Answer
 from batchradix.engine.candidates import find_candidates
-from batchradix.engine.grammar.state import GrammarState, fill_batch
+from batchradix.engine.grammar.state import AnyState, fill_batch
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
+from batchradix.engine.scored import ScoredAnswer
 from batchradix.types import I64
 
 
@@ -28,6 +30,15 @@ class Logits(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is known of a step's rows before their logits: what sampling needs, and the answers
+    that want logits for themselves, by row."""
+
+    batch: SamplingBatch
+    scored: dict[int, ScoredAnswer]
+
+
 class Selector:
     """Chooses the next token of many rows. ``vocab_size`` is the width of the logits; ids from
     ``tokenizer_vocab_size`` on are never chosen."""
@@ -36,43 +47,65 @@ class Selector:
         self._mask_words = -(-vocab_size // 32)
         self._sampler = Sampler(vocab_size, tokenizer_vocab_size)
 
-    def prepare(self, rows: Sequence[RunningRow], answers: Sequence[Answer]) -> SamplingBatch:
+    def prepare(self, rows: Sequence[RunningRow], answers: Sequence[Answer]) -> Prepared:
         """What sampling needs beside logits, while a device computes them: masks above all."""
-        states: list[GrammarState] = []
+        states: list[AnyState] = []
         masked = np.zeros(len(rows), dtype=np.bool_)
         for i, answer in enumerate(answers):
-            if answer.output.grammar is not None:
+            if answer.grammar is not None:
                 masked[i] = True
-                states.append(answer.output.grammar)
+                states.append(answer.grammar)
         bitmask = None
         if states:
             bitmask = torch.empty((len(rows), self._mask_words), dtype=torch.int32)
             fill_batch(states, bitmask, np.flatnonzero(masked).tolist())
-        return SamplingBatch(
+        batch = SamplingBatch(
             settings=[answer.settings for answer in answers],
             rng_key=np.array([answer.rng_key for answer in answers], dtype=np.uint64),
-            num_generated=np.array([a.output.completion_tokens for a in answers], dtype=np.int64),
+            num_generated=np.array([a.num_generated for a in answers], dtype=np.int64),
             prompt_ids=[row.prompt[: len(row.prompt) - row.num_forced] for row in rows],
-            generated_ids=[answer.output.token_ids for answer in answers],
+            generated_ids=[answer.generated_ids for answer in answers],
             bitmask=bitmask,
             masked_rows=masked,
         )
+        scored = {i: a for i, a in enumerate(answers) if isinstance(a, ScoredAnswer)}
+        return Prepared(batch=batch, scored=scored)
 
-    def select(self, logits: Logits, sources: I64, batch: SamplingBatch) -> SampledTokens:
+    def select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:
         """One token a row; ``sources``: int64[R], the rows' places in the launched step.
 
         Where a row's mask leaves few tokens, only their part of the output layer is computed.
         """
-        sampler = self._sampler
+        sampler, batch = self._sampler, prepared.batch
         if batch.bitmask is None:
             return sampler.sample(logits.collect(sources), batch)
         found = find_candidates(batch.bitmask.numpy(), batch.masked_rows, sampler.num_choices)
         few, many = np.flatnonzero(found.is_few), np.flatnonzero(~found.is_few)
         if not len(few):
-            return sampler.sample(logits.collect(sources), batch)
+            many_logits = logits.collect(sources)
+            _score(prepared, many, many_logits, None)
+            return sampler.sample(many_logits, batch)
         few_logits = logits.collect_few(sources[few], found.token_ids)
+        _score(prepared, few, few_logits, found.token_ids)
         sampled = sampler.sample_among(few_logits, found.token_ids, batch.take(few))
         if not len(many):
             return sampled
-        others = sampler.sample(logits.collect(sources[many]), batch.take(many))
+        many_logits = logits.collect(sources[many])
+        _score(prepared, many, many_logits, None)
+        others = sampler.sample(many_logits, batch.take(many))
         return sampled.beside(others, few, many)
+
+
+def _score(prepared: Prepared, rows: I64, logits: torch.Tensor, columns: I64 | None) -> None:
+    """Hands scored answers their logits: float32[len(rows), n], of all tokens or ``columns``."""
+    for place, row in enumerate(rows.tolist()):
+        answer = prepared.scored.get(row)
+        if answer is None:
+            continue
+        ids = answer.allowed_ids
+        if not len(ids):
+            continue
+        at = ids if columns is None else np.searchsorted(columns, ids)
+        values = logits[place, torch.from_numpy(at)].double().cpu().numpy()
+        if np.isfinite(values).any() and not (np.isnan(values) | (values == np.inf)).any():
+            answer.score(values)  # else the sampler finds no token either

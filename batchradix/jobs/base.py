@@ -132,6 +132,16 @@ class JobSource(ABC):
         schema = self.keep_schema(columns)
         return self._keep_batches(list(self._keep_names(columns)), schema, batch_rows)
 
+    def own_schema(self) -> pa.Schema:
+        """The schema of `own_batches`; raises as `keep_schema` does."""
+        import pyarrow as pa
+
+        return pa.schema([self._keep_field(column) for column in self._known_columns()])
+
+    def own_batches(self, batch_rows: int = DEFAULT_BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """All columns under their own names, ids too; else as `keep_batches`."""
+        return self._keep_batches(list(self._known_columns()), self.own_schema(), batch_rows)
+
     def hold(self, resource: Closable) -> None:
         """Has `close` close something else as well, such as a temporary copy of the input."""
         self._held.append(resource)

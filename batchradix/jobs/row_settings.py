@@ -60,7 +60,10 @@ class RowSettingsReader:
                     SamplingOptions(**{column: value})
                 except OptionError as error:
                     return _bad_setting(row, column, str(error))
-            options = replace(self.defaults, **dict(changed))
+            try:
+                options = replace(self.defaults, **dict(changed))
+            except OptionError as error:  # the run chooses in a way that draws nothing
+                return _bad_setting(row, "temperature", str(error))
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[key] = options

@@ -7,6 +7,7 @@ from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
     Planned,
     check_budget,
+    check_scores,
     make_job,
     plan_rows,
     settle_engine,
@@ -22,6 +23,7 @@ __all__ = [
     "RadixEngines",
     "check",
     "check_budget",
+    "check_scores",
     "drive",
     "make_job",
     "open_parts",

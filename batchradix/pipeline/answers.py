@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -88,6 +89,7 @@ class Answers:
             completion_tokens=0 if completion is None else completion.completion_tokens,
             content_key=rows.content_keys[row].tobytes(),
             cut=cut,
+            probabilities=_probabilities(completion),
         )
 
 
@@ -100,6 +102,12 @@ def _first_cut(completion: Completion) -> str:
         return first_cut(begun, completion.text)
     except NotJson:
         return ""
+
+
+def _probabilities(completion: Completion | None) -> tuple[float, ...] | None:
+    if completion is None or completion.choice_logprobs is None:
+        return None
+    return tuple(map(math.exp, completion.choice_logprobs))
 
 
 def drive(

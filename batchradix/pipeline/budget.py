@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import DEFAULT_MAX_TOKENS
 from batchradix.errors import OptionError, RowError, RowErrorCode
@@ -75,7 +77,10 @@ class Budgets:
             from batchradix.engine.grammar.forced import ForcedText
 
             model = self._checkpoint
-            text = minimal_answer(grammar) or ""
-            ids = ForcedText(model.tokenizer, model.config.vocab_size).spell(text)
-            self._known[grammar] = max(1, len(ids)), text
+            spell = ForcedText(model.tokenizer, model.config.vocab_size).spell
+            texts = [minimal_answer(grammar) or ""]
+            if grammar.kind == "choices":
+                texts = json.loads(grammar.source)
+            costs = [(max(1, len(spell(text))), text) for text in texts]
+            self._known[grammar] = min(costs, key=lambda cost: cost[0])
         return self._known[grammar]

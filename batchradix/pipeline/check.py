@@ -13,6 +13,7 @@ import numpy as np
 
 from batchradix.config import EngineSettings, RunConfig
 from batchradix.errors import OutputMismatchError
+from batchradix.pipeline.failed_rows import check_failed_rows
 from batchradix.pipeline.job import EngineFactory, RadixEngines
 from batchradix.pipeline.parts import Parts, fingerprint, open_parts
 from batchradix.pipeline.planned import (
@@ -91,6 +92,8 @@ def check(
         make_engine = engines(parts.checkpoint, parts.schema)
         check_device(config)
         check_budget(parts)
+        if config.output.failed_rows is not None:
+            check_failed_rows(config.output.failed_rows, output, parts.source)
         if output is not None:
             _check_table(parts, output)
         with tempfile.TemporaryDirectory(prefix="batchradix-") as folder:

@@ -112,6 +112,8 @@ class _Settings:
                 frequency_penalty=float(options.frequency_penalty),
                 stop=options.stop,
                 grammar=self.grammar,
+                probabilities=options.probabilities,
+                choose=options.choose,
             )
             found = self.numbered.setdefault(settings, len(self.numbered))
             self.numbers[options] = found

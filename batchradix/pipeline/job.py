@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -17,18 +18,22 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import (
+    EngineOptions,
     EngineSettings,
     RunConfig,
 )
-from batchradix.errors import InputError
+from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
+from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
 from batchradix.pipeline.planned import (
     Planned,
     check_budget,
     check_device,
+    check_scores,
     plan_rows,
     settle_engine,
 )
@@ -55,6 +60,10 @@ class EngineMaker(Protocol):
         """The tokens with which every answer under a grammar begins, () to sample them too."""
         ...
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where a grammar's choices are too many to look at each."""
+        ...
+
     def __call__(self, settings: EngineSettings) -> Engine: ...
 
 
@@ -71,14 +80,32 @@ class Outcome:
 
 
 class RadixEngines:
-    """Makes the engine of this package; grammars compile before weights load."""
+    """Makes the engine of this package; grammars compile before weights load.
 
-    def __init__(self, checkpoint: Checkpoint, schema: OutputSchema | None = None) -> None:
+    ``options`` limit what compiling takes.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        schema: OutputSchema | None = None,
+        *,
+        options: EngineOptions | None = None,
+    ) -> None:
         from batchradix.engine.grammar.compiler import GrammarCompiler
+        from batchradix.engine.grammar.disk_cache import GrammarDiskCache
 
+        options = options or EngineOptions()
         self._checkpoint = checkpoint
         tokenizer = checkpoint.tokenizer
-        self._grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_ids)
+        self._grammars = GrammarCompiler(
+            tokenizer,
+            checkpoint.config.vocab_size,
+            tokenizer.eos_ids,
+            timeout_s=options.grammar_timeout_s,
+            memory_bytes=options.grammar_memory_bytes,
+            cache=GrammarDiskCache(cache_folder()),
+        )
         self.check(schema)
 
     def check(self, schema: OutputSchema | None) -> None:
@@ -90,9 +117,14 @@ class RadixEngines:
         """The tokens with which every answer under a grammar begins."""
         return self._grammars.opening(spec)
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        """Raises `SchemaError` where a grammar's choices part at too many places."""
+        self._grammars.check_scores(spec)
+
     def __call__(self, settings: EngineSettings) -> Engine:
         from batchradix.engine.core import RadixEngine
 
+        self._grammars.close()  # its process has no more to do, and weights want the memory
         detokenizer = IncrementalDetokenizer(self._checkpoint.tokenizer.token_bytes)
         return RadixEngine(self._checkpoint, settings, detokenizer, grammars=self._grammars)
 
@@ -103,7 +135,7 @@ def run(
     progress: Progress | None = None,
     stop_requested: StopRequested = lambda: None,
     warnings: Iterable[str] = (),
-    engines: EngineFactory = RadixEngines,
+    engines: EngineFactory | None = None,
 ) -> Outcome:
     """The whole job, from the input to the finished table.
 
@@ -112,6 +144,7 @@ def run(
     Raises the errors of `errors` (a `UsageError` before weights load).
     """
     progress = progress or Silent()
+    engines = engines or partial(RadixEngines, options=config.engine)
     with ExitStack() as stack:
         started_s = time.monotonic()
         path = config.output.path
@@ -121,6 +154,10 @@ def run(
         make_engine = engines(parts.checkpoint, parts.schema)
         check_device(config)
         check_budget(parts)
+        failed_rows = config.output.failed_rows
+        if failed_rows is not None:
+            check_failed_rows(failed_rows, path, parts.source)
+        check_scores(parts, make_engine.check_scores)
         identity = fingerprint(parts)
         if folder is not None:
             check_fingerprint(folder, identity, restart=config.output.restart)
@@ -137,6 +174,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            probabilities=config.sampling.probabilities,
         )
         summary = Summary(
             model=parts.checkpoint.name,
@@ -152,6 +190,8 @@ def run(
             progress.warn(text)
         _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
         result = table.finish() if summary.stopped_by is None else None
+        if failed_rows is not None:
+            summary.failed_rows = write_failed_rows(failed_rows, parts.source, table.failed)
         table.count(summary)
         summary.rows_left = len(planned.rows) - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
@@ -172,6 +212,9 @@ def _answer(
     waiting = table.waiting
     for row in waiting[~np.isin(waiting, planned.plan.order)].tolist():
         table.append(answers.failed(row))
+    if table.num_new_errors:
+        table.commit()
+        _bear(table, parts.config.output.abort_after_failures)
     todo = np.intersect1d(waiting, planned.plan.order)
     if not len(todo):
         table.commit()
@@ -189,6 +232,7 @@ def _answer(
     progress.start(len(planned.rows), table.num_done)
 
     def after_step() -> None:
+        _bear(table, parts.config.output.abort_after_failures)
         table.commit_if_due()
         progress.update(table.num_done, engine.usage)
 
@@ -213,11 +257,23 @@ def _answer(
             engine.close()
 
 
+def _bear(table: Table, most: int | None) -> None:
+    """Gives up where as many rows failed in this run as it may bear."""
+    if most is not None and table.num_new_errors >= most:
+        raise TooManyFailuresError(
+            f"given up after {table.num_new_errors:,} error rows (at most {most:,} were to be "
+            f"borne); what was done is committed: mend the cause and run again with --retry error, "
+            f"or allow more"
+        )
+
+
 def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
     """What a job shares; tokenises every row, loads no weights."""
     parts = open_parts(config, progress=progress or Silent())
     try:
-        opening = None if parts.schema is None else RadixEngines(parts.checkpoint).opening
+        opening = None
+        if parts.schema is not None:
+            opening = RadixEngines(parts.checkpoint, options=config.engine).opening
         with TemporaryDirectory(prefix="batchradix-") as folder:
             return plan_rows(
                 parts, folder=Path(folder), progress=progress or Silent(), opening=opening

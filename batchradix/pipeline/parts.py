@@ -19,6 +19,7 @@ from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.prompts.build import PromptBuilder
 from batchradix.report.progress import Progress
+from batchradix.schema.listing import MAX_BYTES, MAX_TEXTS
 from batchradix.schema.load import load_schema
 from batchradix.schema.output_schema import OutputSchema
 
@@ -44,6 +45,7 @@ def open_parts(
     wrong.
     """
     schema = None if config.schema is None else load_schema(config.schema)
+    _check_choices(config, schema)
     with ExitStack() as stack:
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
@@ -74,6 +76,22 @@ def open_parts(
     )
 
 
+def _check_choices(config: RunConfig, schema: OutputSchema | None) -> None:
+    """Refuses probabilities, and choosing by them, where there are no choices to list."""
+    sampling = config.sampling
+    if not sampling.probabilities and sampling.choose == "walk":
+        return
+    what = "probabilities" if sampling.probabilities else "choose joint"
+    if schema is None:
+        raise OptionError(f"{what} needs answers out of a few; give a schema such as an enum")
+    if schema.choices is None:
+        raise OptionError(
+            f"{what} needs a schema that at most {MAX_TEXTS:,} texts ({MAX_BYTES // 1024} KiB) "
+            f"match: enum, const, boolean, a small range of integers, and objects or short arrays "
+            f"of these; this one is more open"
+        )
+
+
 def _check_output(config: RunConfig, source: JobSource) -> None:
     """Refuses to write over the input, whatever links or patterns it was named by."""
     if config.output.path is None:
@@ -88,7 +106,7 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
 
 def _schema_notices(schema: OutputSchema | None) -> Iterator[str]:
     """What decoding does not enforce of a schema, in words."""
-    if schema is not None and schema.validated_keywords:
+    if schema is not None and schema.choices is None and schema.validated_keywords:
         places = ", ".join(f"{word} at {place}" for place, word in schema.validated_keywords)
         yield (
             f"not enforced while decoding, but checked on every answer (a row that breaks it "

@@ -128,6 +128,13 @@ def check_budget(parts: Parts) -> None:
         Budgets(parts.checkpoint).check_run(parts.schema.grammar, parts.config.sampling.max_tokens)
 
 
+def check_scores(parts: Parts, check: Callable[[GrammarSpec], None]) -> None:
+    """Lets ``check`` see the grammar of a job that wants probabilities, or to choose by them."""
+    sampling = parts.config.sampling
+    if parts.schema is not None and (sampling.probabilities or sampling.choose == "joint"):
+        check(parts.schema.grammar)
+
+
 def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     """The engine's open options from machine, model and plan."""
     from batchradix.engine.device import find_device

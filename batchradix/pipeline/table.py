@@ -12,18 +12,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from batchradix.config import OutputOptions
+from batchradix.errors import TRANSIENT_CODES
 from batchradix.jobs.base import JobSource
 from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
 from batchradix.schema.output_schema import OutputSchema
 from batchradix.sink.columns import result_schema, shard_schema
 from batchradix.sink.finalise import finalise
-from batchradix.sink.folder import RunFolder, is_finished
+from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
 from batchradix.sink.formats import check_format
 from batchradix.sink.memory import MemorySink
-from batchradix.sink.shards import ShardWriter, load_shard, match_rows, read_committed
+from batchradix.sink.shards import (
+    Committed,
+    ShardWriter,
+    forget_rows,
+    load_shard,
+    match_rows,
+    read_committed,
+)
 from batchradix.types import I64, Result, Status
 
 
@@ -39,6 +48,7 @@ class Table:
 
     With a ``folder`` (its fingerprint checked) rows that an earlier run committed are done
     already; without one results stay in memory. ``metadata`` goes into the finished file.
+    ``probabilities``: there is a column of those of the schema's choices.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class Table:
         metadata: Mapping[str, str],
         fingerprint: Mapping[str, Any],
         folder: RunFolder | None,
+        probabilities: bool = False,
     ) -> None:
         self._rows = rows
         self._source = source
@@ -58,13 +69,17 @@ class Table:
         self._folder = folder
         self._fingerprint = fingerprint
         self._counts = Summary()
+        self.failed = np.zeros(len(rows), dtype=bool)
+        """bool[n]: rows that have a result which is not ok."""
         self.warnings: tuple[str, ...] = ()
         value_type = None if schema is None else schema.arrow_type
+        choices = schema.choices if schema is not None and probabilities else None
         keep = source.keep_schema(options.keep) if options.keep else None
         self._schema = _mark_value(
             result_schema(
                 id_type=source.id_type,
                 value_type=value_type,
+                choices=choices,
                 keep=keep,
                 unnest=options.unnest,
                 keep_truncated=options.keep_truncated,
@@ -73,7 +88,7 @@ class Table:
             schema,
         )
         encode = None if schema is None else schema.to_arrow
-        inner = shard_schema(id_type=source.id_type, value_type=value_type)
+        inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)
         done = np.zeros(len(rows), dtype=bool)
         self._sink: ShardWriter | MemorySink
         if folder is None:
@@ -84,6 +99,8 @@ class Table:
             self._sink = ShardWriter(folder, inner, encode)
         self._waiting = np.flatnonzero(~done).astype(np.int64)
         self._num_resumed = self._num_done = int(done.sum())
+        self.num_new_errors = 0
+        """Error rows among the results taken by `append`."""
 
     def _digest(self, keep: pa.Schema | None) -> str:
         """Names what the finished file is made of beside the committed answers."""
@@ -98,29 +115,54 @@ class Table:
                 digest.update(batch.serialize())
         return digest.hexdigest()
 
-    def _resume(self, folder: RunFolder) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """bool[n]: rows whose answers are committed; counts them."""
+    def _resume(self, folder: RunFolder) -> NDArray[np.bool_]:
+        """bool[n]: rows whose answers are committed and stay; counts them."""
         committed = read_committed(folder)
         self.warnings = committed.warnings
+        forget = self._to_forget(folder, committed)
+        if forget.any():
+            mark_unfinished(folder)
+            committed = forget_rows(folder, committed, forget)
         record_of_row = match_rows(committed, len(self._rows), self._rows.content_keys)
-        used = np.zeros(len(committed), dtype=bool)
-        used[record_of_row[record_of_row >= 0]] = True
+        row_of_record = np.full(len(committed), -1, dtype=np.int64)
+        done = record_of_row >= 0
+        row_of_record[record_of_row[done]] = np.flatnonzero(done)
         for number, path in enumerate(committed.shards):
-            positions = committed.positions[(committed.shard_of == number) & used]
-            if len(positions):
-                self._count_batch(load_shard(folder, path).take(pa.array(positions)))
-        done: np.ndarray[Any, np.dtype[np.bool_]] = record_of_row >= 0
+            here = np.flatnonzero((committed.shard_of == number) & (row_of_record >= 0))
+            if len(here):
+                batch = load_shard(folder, path).take(pa.array(committed.positions[here]))
+                self._count_batch(batch, row_of_record[here])
         return done
 
-    def _count_batch(self, batch: pa.RecordBatch) -> None:
-        for status, error, tokens in zip(
+    def _to_forget(self, folder: RunFolder, committed: Committed) -> NDArray[np.bool_]:
+        """bool[m]: committed records that are tried again: transient failures always, others
+        where the run was told so."""
+        forget = np.zeros(len(committed), dtype=bool)
+        for status in self._options.retry:
+            forget |= committed.has_status(Status(status))
+        failed = committed.has_status(Status.ERROR) & ~forget
+        for number, path in enumerate(committed.shards):
+            here = np.flatnonzero((committed.shard_of == number) & failed)
+            if len(here):
+                errors = load_shard(folder, path).column("error").to_pylist()
+                positions = committed.positions[here].tolist()
+                forget[here] = [errors[at]["code"] in TRANSIENT_CODES for at in positions]
+        return forget
+
+    def _count_batch(self, batch: pa.RecordBatch, rows: I64) -> None:
+        for row, status, error, tokens in zip(
+            rows.tolist(),
             batch.column("status").to_pylist(),
             batch.column("error").to_pylist(),
             batch.column("completion_tokens").to_pylist(),
             strict=True,
         ):
-            self._counts.count(Status(status), None if error is None else error["code"])
-            self._counts.completion_tokens += tokens
+            self._count(row, Status(status), None if error is None else error["code"], tokens)
+
+    def _count(self, row: int, status: Status, error_code: str | None, num_tokens: int) -> None:
+        self._counts.count(status, error_code)
+        self._counts.completion_tokens += num_tokens
+        self.failed[row] = status is not Status.OK
 
     @property
     def waiting(self) -> I64:
@@ -135,8 +177,9 @@ class Table:
     def append(self, result: Result) -> None:
         """Takes one result; commits when it is time to. Raises `SinkError`."""
         self._num_done += 1
-        self._counts.count(result.status, None if result.error is None else result.error.code)
-        self._counts.completion_tokens += result.completion_tokens
+        code = None if result.error is None else result.error.code
+        self._count(result.row, result.status, code, result.completion_tokens)
+        self.num_new_errors += result.status is Status.ERROR
         self._sink.append(result)
 
     def commit_if_due(self) -> None:

@@ -44,6 +44,7 @@ class Summary:
     warnings: list[str] = field(default_factory=list)
     error_codes: dict[str, int] = field(default_factory=dict)
     stopped_by: int | None = None  # signal number
+    failed_rows: int | None = None  # written to a file of their own
 
     def count(self, status: Status, error_code: str | None = None) -> None:
         """Adds one row."""
@@ -100,6 +101,7 @@ class Summary:
                 "plan": round(self.plan_s, 3),
                 "run": round(self.run_s, 3),
             },
+            "failed_rows": self.failed_rows,
             "error_codes": dict(sorted(self.error_codes.items())),
             "model": self.model,
             "dtype": self.dtype,

@@ -61,10 +61,14 @@ _ALL_TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
 class GrammarWriter:
-    """Writes the grammar source of a normalised schema; ``ignored`` lists mere annotations."""
+    """Writes the grammar source of a normalised schema; ``ignored`` lists mere annotations.
 
-    def __init__(self, normalised: Normalised) -> None:
+    ``keeps_values``: also enum values that the grammar compiler would not spell exactly.
+    """
+
+    def __init__(self, normalised: Normalised, *, keeps_values: bool = False) -> None:
         self._normalised = normalised
+        self._keeps_values = keeps_values
         self.ignored: dict[tuple[str, str], None] = {}
 
     def source(self) -> str:
@@ -117,7 +121,7 @@ class GrammarWriter:
 
     def _values(self, node: Node) -> dict[str, Any]:
         values = node["enum"]
-        if not all(map(_is_spelt_exactly, values)):
+        if not self._keeps_values and not all(map(_is_spelt_exactly, values)):
             self._note(node, "enum")
             return {}
         return {"const": values[0]} if len(values) == 1 else {"enum": values}

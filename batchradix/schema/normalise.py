@@ -15,6 +15,7 @@ from typing import Any
 from batchradix.errors import SchemaError
 from batchradix.schema.answers import pointer_step
 from batchradix.schema.document import SchemaDocument
+from batchradix.schema.finite import require_finite
 from batchradix.schema.keywords import (
     KEYWORDS_OF_TYPE,
     LIMITING,
@@ -61,6 +62,7 @@ class Normalised:
         self._merger = Merger(self.note, self._expand, self._finish)
         self.defs: dict[str, Node] = {}
         self.root = self._node(document.root, "#", frozenset())
+        require_finite(self.root, self.defs)
 
     @property
     def root_name(self) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchradix.errors import RowErrorCode, SchemaError
 from batchradix.schema.answers import InvalidAnswer, json_text, pointer_step, read_json
-from batchradix.schema.document import open_document
+from batchradix.schema.document import SchemaDocument, open_document
 from batchradix.schema.grammar import GrammarWriter
+from batchradix.schema.listing import finite_texts
 from batchradix.schema.merge import Node, alternatives_of
 from batchradix.schema.normalise import Normalised
 from batchradix.types import GrammarSpec
@@ -23,8 +25,11 @@ class OutputSchema:
     """A JSON Schema that answers must match; immutable, built by `load_schema`.
 
     ``json``: the schema as given. ``text``: the same as compact JSON in the given order, for
-    prompts and metadata. ``grammar``: what decoding enforces. ``validated_keywords``:
-    ``(pointer, keyword)`` of what only the check of every value catches.
+    prompts and metadata. ``grammar``: what decoding enforces; where few texts match at all, these
+    (kind ``choices``), else ``json_grammar``, a JSON Schema. ``choices``: what to call these texts,
+    in order: the strings themselves where all are strings, else JSON; None elsewhere.
+    ``validated_keywords``: ``(pointer, keyword)`` of what ``json_grammar`` does not enforce, so
+    that only the check of every value catches it.
     ``ignored_keywords``: the same of what nothing checks: formats that JSON Schema does not
     define, keywords that the schema's draft does not know, or knows only beside another one.
     ``property_names``: the properties of the answer itself, in column order.
@@ -37,11 +42,18 @@ class OutputSchema:
             normalised = Normalised(document)
             writer = GrammarWriter(normalised)
             source = writer.source()
+            listed = GrammarWriter(normalised, keeps_values=True).source()
+            texts = _matching(finite_texts(json.loads(listed)), document)
         except RecursionError:
             raise SchemaError("schema: it nests too deeply to be read") from None
         self.json: dict[str, Any] = document.root
         self.text = json_text(document.root)
-        self.grammar = GrammarSpec(kind="json_schema", source=source)
+        self.json_grammar = GrammarSpec(kind="json_schema", source=source)
+        self.grammar = self.json_grammar
+        self.choices: tuple[str, ...] | None = None
+        if texts:
+            self.grammar = GrammarSpec(kind="choices", source=json_text(texts))
+            self.choices = _labels(texts)
         self.validated_keywords: tuple[tuple[str, str], ...] = normalised.notes
         self.ignored_keywords: tuple[tuple[str, str], ...] = (
             *document.without_meaning,
@@ -108,6 +120,20 @@ class OutputSchema:
         for step in error.instance_path:
             pointer = pointer_step(pointer, step)
         raise InvalidAnswer(RowErrorCode.SCHEMA_MISMATCH, message, pointer)
+
+
+def _matching(texts: Sequence[str] | None, document: SchemaDocument) -> tuple[str, ...]:
+    """Those of the texts whose values match the whole schema; () where nothing was listed."""
+    try:
+        return tuple(text for text in texts or () if document.validator.is_valid(read_json(text)))
+    except (InvalidAnswer, ValueError):
+        return ()  # the check of every answer will say what is wrong
+
+
+def _labels(texts: Sequence[str]) -> tuple[str, ...]:
+    if all(text.startswith('"') for text in texts):
+        return tuple(read_json(text) for text in texts)
+    return tuple(texts)
 
 
 def _property_names(normalised: Normalised) -> tuple[str, ...]:

@@ -7,9 +7,11 @@ finished file holds them as `result_schema` says. `arrange` goes from the one to
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,14 +26,32 @@ EncodeValues = Callable[[list[Any]], Any]
 """Values (None for null) to a ``pa.Array`` of the job's value type."""
 
 CUT = "cut"
+NORMALISER = (
+    "product over the places where choices part of the softmax of the model's logits over the "
+    "tokens that the choices allow there, at temperature 1, before penalties"
+)
+_CHOICES_KEY = b"batchradix.choices"
+_PROBABILITY = pa.struct([("choice", pa.string()), ("probability", pa.float64())])
+
 CONTENT_KEY = pa.field("content_key", pa.binary(16))
 _ERROR_TYPE = pa.struct([("code", pa.string()), ("message", pa.string())])
+
+
+def probabilities_field(choices: Sequence[str]) -> pa.Field:
+    """The column of every choice's probability, in this order; its metadata name the choices
+    and say what the probabilities are normalised over."""
+    metadata = {
+        "batchradix.normaliser": NORMALISER,
+        _CHOICES_KEY: json.dumps(list(choices), ensure_ascii=False),
+    }
+    return pa.field("probabilities", pa.list_(_PROBABILITY), metadata=metadata)
 
 
 def result_schema(
     *,
     id_type: pa.DataType,
     value_type: pa.DataType | None,
+    choices: Sequence[str] | None = None,
     keep: pa.Schema | None = None,
     unnest: bool = False,
     keep_truncated: bool = False,
@@ -41,7 +61,8 @@ def result_schema(
 
     Columns in order: ``id``; ``row`` int64, the input row's number from 0; ``status`` string
     (ok, truncated, error); ``value`` of ``value_type``, absent when that is None, with
-    ``unnest`` one column a field of it instead; with ``keep_truncated`` ``cut`` string, the
+    ``unnest`` one column a field of it instead; ``probabilities`` list of struct of choice and
+    probability, absent when ``choices`` is None; with ``keep_truncated`` ``cut`` string, the
     JSON pointer of the first field that was cut short; ``text`` large_string; ``error`` null or
     struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
     ``cached_tokens``, ``completion_tokens`` int32; then the columns of ``keep``, whose
@@ -67,6 +88,8 @@ def result_schema(
         pa.field("cached_tokens", pa.int32()),
         pa.field("completion_tokens", pa.int32()),
     ]
+    if choices is not None:
+        after.insert(0, probabilities_field(choices))
     fixed = {f.name for f in before + after}
     if unnest:
         values = _unnested(value_type, fixed | {"value"})
@@ -111,7 +134,11 @@ def _int32_indices(type_: pa.DataType) -> pa.DataType:
 
 
 def shard_schema(
-    *, id_type: pa.DataType, value_type: pa.DataType | None, job: str = ""
+    *,
+    id_type: pa.DataType,
+    value_type: pa.DataType | None,
+    choices: Sequence[str] | None = None,
+    job: str = "",
 ) -> pa.Schema:
     """The schema of a shard: result columns, the answer nested, and ``content_key``.
 
@@ -123,6 +150,7 @@ def shard_schema(
     schema = result_schema(
         id_type=id_type,
         value_type=plain,
+        choices=choices,
         keep_truncated=value_type is not None,
         metadata={"batchradix.job": job},
     )
@@ -159,6 +187,8 @@ def results_to_batch(
     for field in schema:
         if field.name == "value":
             array = values
+        elif field.name == "probabilities":
+            array = _probabilities(results, field)
         else:
             array = _array([getters[field.name](r) for r in results], field.type)
         columns.append(recode(array, field.type))
@@ -176,6 +206,25 @@ def _encoded(
     except _REFUSALS:
         results = [_checked(r, encode_values) for r in results]
         return results, _one_array(encode_values([r.value for r in results]))
+
+
+def _probabilities(results: Sequence[Result], field: pa.Field) -> pa.Array:
+    """The results' probabilities beside the names of the choices, null where there are none."""
+    choices = json.loads(field.metadata[_CHOICES_KEY])
+    listed = [r.probabilities for r in results if r.probabilities is not None]
+    items = pa.StructArray.from_arrays(
+        [
+            pa.array(choices * len(listed), pa.string()),
+            pa.array([p for probabilities in listed for p in probabilities], pa.float64()),
+        ],
+        fields=list(_PROBABILITY),
+    )
+    sizes = [0 if r.probabilities is None else len(choices) for r in results]
+    offsets = list(accumulate(sizes, initial=0))
+    missing = pa.array([r.probabilities is None for r in results], pa.bool_())
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), items, type=field.type, mask=missing
+    )
 
 
 def _one_array(array: Any) -> Any:

@@ -265,6 +265,34 @@ def other_job(output: Path, fingerprint: Mapping[str, Any]) -> str:
         return ""
 
 
+def read_fingerprint(folder: RunFolder) -> dict[str, Any] | None:
+    """The fingerprint of the job whose results the folder holds; None where it has none, or
+    its ``run.json`` is damaged. Raises `SinkError` when it cannot be read."""
+    state = _read_run(folder)
+    if state is None or not _has_results(folder):
+        return None
+    found: dict[str, Any] = state["fingerprint"]
+    return found
+
+
+def adopt(folder: RunFolder, fingerprint: Mapping[str, Any]) -> None:
+    """Makes the folder that of another job, unfinished. Raises `SinkError`."""
+    wanted: dict[str, Any] = json.loads(json.dumps(fingerprint))
+    _write_run(folder, {"fingerprint": wanted, "finished": False})
+    folder.job = fingerprint_digest(wanted)
+
+
+def changed_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> frozenset[str]:
+    """The entries in which two fingerprints differ."""
+    wanted = json.loads(json.dumps(new))
+    missing = object()
+    return frozenset(
+        key
+        for key in old.keys() | wanted.keys()
+        if old.get(key, missing) != wanted.get(key, missing)
+    )
+
+
 def _has_results(folder: RunFolder) -> bool:
     """Whether a mistaken option would throw away anything: a shard, or a finished output."""
     return any(folder.shards.iterdir()) or folder.bad.exists() or folder.output.exists()
@@ -367,6 +395,13 @@ def mark_finished(folder: RunFolder, metadata: Mapping[str, str]) -> None:
     state["output"] = {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     state["metadata"] = dict(metadata)
     _write_run(folder, state)
+
+
+def mark_unfinished(folder: RunFolder) -> None:
+    """Notes that the output no longer says what is committed. Raises `SinkError`."""
+    state = _read_run(folder)
+    if state is not None and state.get("finished"):
+        _write_run(folder, {**state, "finished": False})
 
 
 def is_finished(

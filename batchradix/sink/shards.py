@@ -76,7 +76,7 @@ class ShardWriter:
         self._schema = schema.with_metadata({_JOB: folder.job.encode()})
         self._encode_values = encode_values
         self._clock = clock
-        self._next = _next_number(folder)
+        self._next = next_shard_number(folder)
         self._waiting: list[Result] = []
         self._waiting_bytes = 0
         self._first_at = 0.0
@@ -115,7 +115,7 @@ class ShardWriter:
             return
         try:
             batch = results_to_batch(self._waiting, self._schema, self._encode_values)
-            _write_shard(self._folder, self._next, batch)
+            write_shard(self._folder, self._next, batch)
         except OSError as e:
             raise SinkError(
                 f"results cannot be written to {self._folder.shards}: {e.strerror or e}; "
@@ -127,12 +127,14 @@ class ShardWriter:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def _next_number(folder: RunFolder) -> int:
+def next_shard_number(folder: RunFolder) -> int:
+    """A number that no shard of the folder has had."""
     names = [p.name for place in (folder.shards, folder.bad) for p in place.glob("shard-*")]
     return max((int(m[1]) for n in names if (m := _NAME.match(n))), default=-1) + 1
 
 
-def _write_shard(folder: RunFolder, number: int, batch: pa.RecordBatch) -> None:
+def write_shard(folder: RunFolder, number: int, batch: pa.RecordBatch) -> None:
+    """Commits one batch as the shard of that number. Raises `OSError`."""
     stream = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(stream, batch.schema, options=options) as writer:
@@ -276,7 +278,7 @@ def forget_rows(folder: RunFolder, committed: Committed, forget: NDArray[np.bool
     Each shard concerned is replaced by one without them. A kill in the middle leaves the old
     records, never fewer than were to stay. Raises `SinkError`.
     """
-    number = _next_number(folder)
+    number = next_shard_number(folder)
     try:
         for index in np.unique(committed.shard_of[forget]):
             here = committed.shard_of == index
@@ -284,7 +286,7 @@ def forget_rows(folder: RunFolder, committed: Committed, forget: NDArray[np.bool
             path = committed.shards[index]
             if len(stay):
                 batch = load_shard(folder, path).take(pa.array(stay))
-                _write_shard(folder, number, batch)
+                write_shard(folder, number, batch)
                 number += 1
             path.unlink()
     except OSError as e:

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from batchradix.engine.grammar.choices import ChoiceState
 from batchradix.engine.grammar.open_text import (
     NotJson,
     OpenArray,
@@ -35,7 +36,7 @@ from batchradix.engine.grammar.scalar_rest import (
     number_rests,
     string_rest,
 )
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyState, GrammarState
 from batchradix.schema.pattern_parser import UnsupportedPattern
 from batchradix.types import GrammarSpec
 
@@ -71,7 +72,7 @@ class Closer:
             except UnsupportedPattern:
                 self._walk = None
 
-    def close(self, state: GrammarState, text: bytes) -> bytes | None:
+    def close(self, state: AnyState, text: bytes) -> bytes | None:
         """The shortest bytes after ``text`` that complete the answer; b"" where it is complete.
 
         ``state``: the matcher after ``text``, left as it is. ``text`` may end within a UTF-8
@@ -80,6 +81,8 @@ class Closer:
         """
         if state.is_terminated or state.can_stop:
             return b""
+        if isinstance(state, ChoiceState):
+            return state.shortest_rest()
         for rest in self._ways(text):
             if rest and _completes(state, rest):
                 return rest
@@ -152,7 +155,8 @@ def minimal_answer(spec: GrammarSpec) -> str | None:
         except UnsupportedPattern:
             return None
     if spec.kind == "choices":
-        return min(map(str, json.loads(spec.source)), key=lambda text: len(text.encode()))
+        choices: list[str] = json.loads(spec.source)
+        return min(choices, key=lambda text: len(text.encode()))
     return None
 
 

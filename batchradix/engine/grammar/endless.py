@@ -26,8 +26,8 @@ _PART = re.compile(
 _Parts = Sequence[tuple[str, str]]
 
 
-def always_ends(printed: str) -> bool:
-    """Whether from every rule of a grammar, as xgrammar prints it, some finite text follows.
+def endless_rules(printed: str) -> frozenset[str]:
+    """The rules of a grammar, as xgrammar prints it, from which no finite text follows.
 
     A form that is not understood is taken for one that ends.
     """
@@ -38,10 +38,10 @@ def always_ends(printed: str) -> bool:
     while waiting:
         rest = [name for name in reversed(waiting) if not _ends(known[name], ending, known)]
         if len(rest) == len(waiting):
-            return False
+            break
         ending.update(set(waiting) - set(rest))
         waiting = rest
-    return True
+    return frozenset(waiting)
 
 
 def _parts(body: str) -> list[tuple[str, str]] | None:

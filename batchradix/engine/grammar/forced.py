@@ -5,7 +5,8 @@ tokenizer cuts it when it stands alone, and the last of these tokens is held bac
 token that the grammar allows begins with it: the model would perhaps have taken that one, so it
 is left the choice. Only the last token is looked at; longer tokens that would swallow the one
 before it as well are given up. Tokens that were sampled are never cut anew, so what a row's
-tokens are depends on its own answer alone.
+tokens are depends on its own answer alone. Where the whole answer is one of a few texts, each is
+cut as a whole, and nothing has to be held back (`choices`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.choices import ChoiceState
+from batchradix.engine.grammar.state import AnyState, GrammarState
 from batchradix.types import I64
 
 _KEPT_TEXTS = 4096  # forced texts whose tokens are remembered
@@ -51,13 +53,16 @@ class ForcedText:
         self.spell = lru_cache(_KEPT_TEXTS)(self._spell)
         self._longer = lru_cache(_KEPT_TEXTS)(self._find_longer)
 
-    def next_ids(self, state: GrammarState) -> tuple[int, ...]:
+    def next_ids(self, state: AnyState) -> tuple[int, ...]:
         """The ids that must come next, () where there is a choice or the answer is complete.
 
         These are the tokens of the forced text, without the last where it is held back, and
         the only token that is allowed where there is one. ``state`` ends where it was. Under a
-        grammar with texts that never end nothing is forced: it might have no end.
+        grammar with texts that never end nothing is forced: it might have no end. Among choices
+        they are the tokens that are not branched at.
         """
+        if isinstance(state, ChoiceState):
+            return state.forced_ids()
         if not state.compiled.always_ends:
             return ()
         ids: list[int] = []

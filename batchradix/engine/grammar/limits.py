@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from batchradix.engine.grammar.closing import Closer
-from batchradix.engine.grammar.compiled import CompiledGrammar
 from batchradix.engine.grammar.forced import ForcedText
 from batchradix.engine.grammar.repetition import RepetitionGuard
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import AnyGrammar, AnyState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +39,7 @@ class AnswerLimits:
     ``repetition_guard``: whether text that goes round in circles is cut.
     """
 
-    def __init__(
-        self, compiled: CompiledGrammar, forced: ForcedText, *, repetition_guard: bool
-    ) -> None:
+    def __init__(self, compiled: AnyGrammar, forced: ForcedText, *, repetition_guard: bool) -> None:
         self._compiled = compiled
         self._forced = forced
         self._has_guard = repetition_guard
@@ -52,7 +49,7 @@ class AnswerLimits:
         return self._has_guard and self._guard.runs_away(token_ids)
 
     def close(
-        self, state: GrammarState, token_ids: Sequence[int], max_tokens: int
+        self, state: AnyState, token_ids: Sequence[int], max_tokens: int
     ) -> ClosedAnswer | None:
         """The answer closed within ``max_tokens``, keeping as much of it as leaves room.
 
@@ -92,7 +89,7 @@ class _Trial:
         self,
         closer: Closer,
         forced: ForcedText,
-        state: GrammarState,
+        state: AnyState,
         token_ids: Sequence[int],
         max_tokens: int,
     ) -> None:

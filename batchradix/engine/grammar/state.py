@@ -10,6 +10,7 @@ import xgrammar
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchradix.engine.grammar.choices import ChoiceState, CompiledChoices
 from batchradix.engine.grammar.compiled import CompiledGrammar
 
 
@@ -111,7 +112,18 @@ class GrammarState:
         self.matcher.reset()
 
 
-def fill_batch(states: Sequence[GrammarState], bitmask: Tensor, rows: Sequence[int]) -> None:
+AnyGrammar = CompiledGrammar | CompiledChoices
+AnyState = GrammarState | ChoiceState
+
+
+def start(compiled: AnyGrammar) -> AnyState:
+    """A new answer's place at the beginning of a grammar."""
+    return (
+        ChoiceState(compiled) if isinstance(compiled, CompiledChoices) else GrammarState(compiled)
+    )
+
+
+def fill_batch(states: Sequence[AnyState], bitmask: Tensor, rows: Sequence[int]) -> None:
     """Fills row ``rows[i]`` of ``bitmask`` for ``states[i]``, without the GIL where it is new.
 
     ``bitmask``: int32[R, ceil(vocab_size / 32)] on the CPU; other rows stay as they are. What a
@@ -122,7 +134,9 @@ def fill_batch(states: Sequence[GrammarState], bitmask: Tensor, rows: Sequence[i
     live: list[Any] = []
     live_rows: list[int] = []
     for state, row in zip(states, rows, strict=True):
-        if state._allowed is not None:
+        if isinstance(state, ChoiceState):
+            words[row] = state.allowed()
+        elif state._allowed is not None:
             words[row] = state._allowed
         elif state.is_terminated:
             words[row] = 0

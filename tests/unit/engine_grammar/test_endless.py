@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import xgrammar
 
-from batchradix.engine.grammar.endless import always_ends
+from batchradix.engine.grammar.endless import endless_rules
 
 ENDS = [
     'root ::= "a"',
@@ -26,20 +26,20 @@ NEVER_ENDS = [
 
 @pytest.mark.parametrize("source", ENDS)
 def test_a_grammar_with_a_way_out_everywhere_ends(source: str) -> None:
-    assert always_ends(str(xgrammar.Grammar.from_ebnf(source)))
+    assert not endless_rules(str(xgrammar.Grammar.from_ebnf(source)))
 
 
 @pytest.mark.parametrize("source", NEVER_ENDS)
 def test_a_grammar_with_a_place_of_no_return_does_not(source: str) -> None:
-    assert not always_ends(str(xgrammar.Grammar.from_ebnf(source)))
+    assert endless_rules(str(xgrammar.Grammar.from_ebnf(source)))
 
 
 def test_json_and_patterns_end() -> None:
-    assert always_ends(str(xgrammar.Grammar.builtin_json_grammar()))
-    assert always_ends(str(xgrammar.Grammar.from_regex("a(b|c)*\\(d[x\\]]{2,40}")))
+    assert not endless_rules(str(xgrammar.Grammar.builtin_json_grammar()))
+    assert not endless_rules(str(xgrammar.Grammar.from_regex("a(b|c)*\\(d[x\\]]{2,40}")))
     schema = '{"type":"array","items":{"type":"string","pattern":"^[a-c\\\\])(]{2,3}$"}}'
-    assert always_ends(str(xgrammar.Grammar.from_json_schema(schema)))
+    assert not endless_rules(str(xgrammar.Grammar.from_json_schema(schema)))
 
 
 def test_what_is_not_understood_is_taken_for_one_that_ends() -> None:
-    assert always_ends("root ::= <<something new>> root")
+    assert not endless_rules("root ::= <<something new>> root")

@@ -55,10 +55,10 @@ def byte_compiler() -> GrammarCompiler:
 
 
 def make_compiler(
-    eos_ids: frozenset[int] = EOS_IDS, vocab_size: int = VOCAB_SIZE
+    eos_ids: frozenset[int] = EOS_IDS, vocab_size: int = VOCAB_SIZE, **options: Any
 ) -> GrammarCompiler:
     tokens = ByteTokens(tuple(bytes([i]) for i in range(256)) + (b"",) * 8)
-    return GrammarCompiler(tokens, vocab_size, eos_ids)
+    return GrammarCompiler(tokens, vocab_size, eos_ids, **options)
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def closed(compiler, spec: GrammarSpec, text: bytes) -> bytes:
 
 
 def spec_of(schema) -> GrammarSpec:
-    return load_schema(schema).grammar
+    return load_schema(schema).json_grammar
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -139,8 +139,8 @@ def test_a_valid_answer_cut_anywhere_closes_to_a_valid_one(byte_compiler, typed,
     text = compact(value).encode()
     cut = data.draw(st.integers(0, len(text)))
     note(f"{schema} {text[:cut]!r}")
-    assume(GrammarState(byte_compiler.compile(loaded.grammar)).accept_text(text))
-    rest = closed(byte_compiler, loaded.grammar, text[:cut])
+    assume(GrammarState(byte_compiler.compile(loaded.json_grammar)).accept_text(text))
+    rest = closed(byte_compiler, loaded.json_grammar, text[:cut])
     if not loaded.validated_keywords:
         loaded.parse((text[:cut] + rest).decode())
 
@@ -240,7 +240,7 @@ def test_a_surrogate_pair_cut_in_the_middle_stays_a_pair(byte_compiler, cut):
     text = b'"\\ud83d\\ude00'
     output = load_schema({"type": "string"})
     begun = text[: 1 + cut]
-    output.parse((begun + closed(byte_compiler, output.grammar, begun)).decode())
+    output.parse((begun + closed(byte_compiler, output.json_grammar, begun)).decode())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from batchradix.engine.grammar import build as build_module
 from batchradix.engine.grammar import compiler as compiler_module
 from batchradix.engine.grammar.notices import NativeNotices
 from batchradix.engine.grammar.state import GrammarState, fill_batch
@@ -164,8 +165,8 @@ def test_a_mask_row_can_be_filled_by_itself(compile_schema):
 
 def test_a_spec_is_compiled_once(new_compiler, monkeypatch):
     made = []
-    real = compiler_module.json_grammar
-    monkeypatch.setattr(compiler_module, "json_grammar", lambda s: made.append(s) or real(s))
+    real = build_module.json_grammar
+    monkeypatch.setattr(build_module, "json_grammar", lambda s: made.append(s) or real(s))
     compiler = new_compiler()
     specs = [json_spec(OBJECT), json_spec(OBJECT), json_spec({"type": "null"})]
     one, two, three = map(compiler.compile, specs)
@@ -221,15 +222,30 @@ def test_what_others_write_to_standard_error_meanwhile_is_passed_on(capfd):
 
 
 def test_a_compile_that_takes_too_long_is_given_up(new_compiler, monkeypatch):
-    monkeypatch.setattr(compiler_module, "json_grammar", lambda _: time.sleep(0.4))
+    monkeypatch.setattr(build_module, "json_grammar", lambda _: time.sleep(0.4))
     with pytest.raises(SchemaError, match="not compiled after"):
-        new_compiler().compile(json_spec(OBJECT), timeout_s=0.05)
+        new_compiler(timeout_s=0.05).compile(json_spec(OBJECT))
+
+
+def test_the_grammars_used_last_are_kept(new_compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_KEPT", 2)
+    compiler = new_compiler()
+    specs = [json_spec({"const": n}) for n in range(3)]
+    first, second = compiler.compile(specs[0]), compiler.compile(specs[1])
+    assert compiler.compile(specs[0]) is first
+    compiler.compile(specs[2])
+    assert compiler.compile(specs[0]) is first
+    assert compiler.compile(specs[1]) is not second
+    monkeypatch.setattr(compiler_module, "MAX_KEPT_BYTES", 1)
+    last = compiler.compile(json_spec({"const": 9}))
+    assert list(compiler._compiled.values()) == [last]
+    assert accepts(second, "1")
 
 
 def test_a_slow_compile_says_so(new_compiler, monkeypatch, caplog):
-    real = compiler_module.json_grammar
+    real = build_module.json_grammar
     monkeypatch.setattr(compiler_module, "SLOW_AFTER_S", 0.01)
-    monkeypatch.setattr(compiler_module, "json_grammar", lambda s: time.sleep(0.2) or real(s))
+    monkeypatch.setattr(build_module, "json_grammar", lambda s: time.sleep(0.2) or real(s))
     with caplog.at_level(logging.WARNING):
         assert accepts(new_compiler().compile(json_spec({"const": 1})), "1")
     assert "still compiling" in caplog.text

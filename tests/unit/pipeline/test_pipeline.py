@@ -226,6 +226,9 @@ class EchoMaker:
     def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
         return ()
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        pass
+
     def __call__(self, settings: EngineSettings) -> Engine:
         return self._engine
 

@@ -15,7 +15,7 @@ def accepts(schema, text: str) -> bool:
     from xgrammar.testing import _is_grammar_accept_string
 
     grammar = xgrammar.Grammar.from_json_schema(
-        load_schema(schema).grammar.source, any_whitespace=False, separators=(",", ":")
+        load_schema(schema).json_grammar.source, any_whitespace=False, separators=(",", ":")
     )
     return bool(_is_grammar_accept_string(grammar, text))
 

@@ -200,9 +200,9 @@ def test_older_drafts_keep_their_meaning():
         }
     )
     assert pair.parse('[1,"a"]') == [1, "a"]  # siblings of $ref do not count before 2019-09
-    assert '"maxLength":1' in pair.grammar.source
+    assert '"maxLength":1' in pair.json_grammar.source
     four = "http://json-schema.org/draft-04/schema#"
     above = load_schema(
         {"$schema": four, "type": "integer", "minimum": 0, "exclusiveMinimum": True, "maximum": 9}
     )
-    assert json.loads(above.grammar.source) == {"type": "integer", "minimum": 1, "maximum": 9}
+    assert json.loads(above.json_grammar.source) == {"type": "integer", "minimum": 1, "maximum": 9}

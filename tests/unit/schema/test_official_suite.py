@@ -132,7 +132,7 @@ def test_what_has_no_meaning_is_listed_and_changes_nothing(schema, ignored):
     loaded = load_schema(schema)
     assert loaded.ignored_keywords == (ignored,)
     _, keyword = ignored
-    assert keyword not in loaded.grammar.source
+    assert keyword not in loaded.json_grammar.source
 
 
 @pytest.mark.parametrize("key", ["title", "description", "examples", "default", "x-order"])
@@ -150,7 +150,7 @@ def test_a_pattern_of_names_that_no_grammar_says_leaves_the_names_open():
     )
     assert ("#", "patternProperties") in loaded.validated_keywords
     assert ("#", "additionalProperties") in loaded.validated_keywords
-    assert "false" not in loaded.grammar.source
+    assert "false" not in loaded.json_grammar.source
 
 
 def test_every_place_of_a_keyword_that_was_merged_is_listed():
@@ -162,5 +162,5 @@ def test_every_place_of_a_keyword_that_was_merged_is_listed():
 def test_a_float_of_more_digits_than_the_compiler_keeps_is_checked_and_not_rounded():
     loaded = load_schema({"enum": [1 / 3, "x"]})
     assert loaded.validated_keywords == (("#", "enum"),)
-    assert "0.33" not in loaded.grammar.source
+    assert "0.33" not in loaded.json_grammar.source
     assert loaded.parse(repr(1 / 3)) == 1 / 3

@@ -181,7 +181,7 @@ def test_arrow_gives_back_every_answer(schema, data):
 @given(SCHEMAS, st.data())
 def test_the_grammar_keeps_all_that_is_valid_and_notes_what_it_lets_through(schema, data):
     output = loaded(schema)
-    source = json.loads(output.grammar.source)
+    source = json.loads(output.json_grammar.source)
     for _ in range(4):
         value = data.draw(instances(schema))
         if is_valid(schema, value):
@@ -216,11 +216,11 @@ def test_awkward_text_stays_the_same_code_point_for_code_point(wrap, is_ascii):
         "additionalProperties": False,
     }
     output = load_schema(json.dumps(schema))
-    source = json.loads(output.grammar.source)["properties"]
+    source = json.loads(output.json_grammar.source)["properties"]
     assert all(
         value in source[n].get("enum", [source[n].get("const")]) for n, value in AWKWARD.items()
     )
-    assert AWKWARD["zh"] in output.grammar.source  # written raw, not as escapes
+    assert AWKWARD["zh"] in output.json_grammar.source  # written raw, not as escapes
     parsed = output.parse(json.dumps(AWKWARD, ensure_ascii=is_ascii))
     assert output.to_arrow([parsed]).to_pylist() == [AWKWARD]
     assert output.property_names == tuple(AWKWARD)
@@ -321,7 +321,7 @@ def test_formats_are_checked_and_times_become_arrow_times(name, good, bad, cell)
 @pytest.mark.parametrize("name", ["date", "time", "date-time"])
 def test_the_grammar_of_a_time_leads_to_cells_only(name):
     output = load_schema({"type": "string", "format": name})
-    pattern = re.compile(json.loads(output.grammar.source)["pattern"])
+    pattern = re.compile(json.loads(output.json_grammar.source)["pattern"])
     days = ["2024-02-29", "2100-02-29", "2000-02-29", "2023-02-29", "0000-01-01", "2023-04-31"]
     days += ["0001-01-01", "9999-12-31", "1900-02-28", "2024-13-01", "2024-00-10", "0004-02-29"]
     times = ["00:00:00Z", "23:59:59.999999+23:59", "24:00:00Z", "10:00:60Z", "10:00:00.1234567Z"]
@@ -377,7 +377,7 @@ def test_a_choice_beside_properties_is_written_out():
         }
     )
     assert output.validated_keywords == ()
-    branches = json.loads(output.grammar.source)["anyOf"]
+    branches = json.loads(output.json_grammar.source)["anyOf"]
     assert [branch["required"] for branch in branches] == [["email"], ["phone"]]
     assert all(set(branch["properties"]) == {"email", "phone"} for branch in branches)
     assert str(output.arrow_type) == "struct<email: string, phone: string>"
@@ -387,7 +387,11 @@ def test_keywords_beside_a_reference_are_merged_into_it():
     output = load_schema(
         {"$defs": {"s": {"type": "string", "minLength": 1}}, "$ref": "#/$defs/s", "maxLength": 3}
     )
-    assert json.loads(output.grammar.source) == {"type": "string", "minLength": 1, "maxLength": 3}
+    assert json.loads(output.json_grammar.source) == {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 3,
+    }
     assert output.validated_keywords == ()
 
 
@@ -399,7 +403,7 @@ def test_required_names_that_no_property_describes_become_properties():
             "required": ["b"],
         }
     )
-    source = json.loads(output.grammar.source)
+    source = json.loads(output.json_grammar.source)
     assert list(source["properties"]) == ["a", "b"]
     assert str(output.arrow_type) == "struct<a: int64, b: string>"
 
@@ -435,4 +439,4 @@ def test_a_schema_that_contains_itself_stays_finite():
 def test_a_large_enum_is_loaded_quickly_and_in_order():
     values = [f"SKU-{i:05d}" for i in range(20_000)]
     output = load_schema({"properties": {"sku": {"type": "string", "enum": [*values, 3]}}})
-    assert json.loads(output.grammar.source)["properties"]["sku"]["enum"] == values
+    assert json.loads(output.json_grammar.source)["properties"]["sku"]["enum"] == values
