@@ -2,9 +2,14 @@
 
     python benchmarks/run.py --rows 2000 --peers transformers --peer-rows 24
 
+    python benchmarks/run.py --workload structured-6-fields --repeat 5
+
 Before anything is timed, greedy float32 answers are compared with those of transformers; when
 they are wrong there is no benchmark (exit code 1). All systems run the same weights, dtype,
 threads and prompts and write as many tokens, each in a process of its own, in turns.
+
+structured-6-fields compares batchradix with itself instead, its shortcuts on and off: the same
+rows by two engines in turns (`structured`), and beside them an enum-of-8 classification.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,16 +30,18 @@ from measure import (
     run_task,
 )
 from peers import SYSTEMS, Measurement, Task
-from workloads import WORKLOADS, Workload
+from structured import Setup, measure_modes, report_modes
+from workloads import WORKLOADS, Workload, classification, extraction
 
 RESULTS = Path(__file__).with_name("results")
+STRUCTURED = "structured-6-fields"
 PEERS = tuple(name for name in SYSTEMS if name not in ("batchradix", "matmul"))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=WORKLOADS, default="shared-documents")
-    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--workload", choices=(*WORKLOADS, STRUCTURED), default="shared-documents")
+    parser.add_argument("--rows", type=int, help=f"default: 2000, all 60 of {STRUCTURED}")
     parser.add_argument("--documents", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=20)
     parser.add_argument("--peers", default="transformers", help=f"of {', '.join(PEERS)}; a,b")
@@ -42,16 +49,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-batch-size", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--gate-rows", type=int, default=4)
+    parser.add_argument("--enum-rows", type=int, default=256, help="rows to classify")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--out", type=Path, help="default: results/WORKLOAD-ROWS.json")
     options = parser.parse_args()
+    if options.rows is None:
+        options.rows = 60 if options.workload == STRUCTURED else 2000
     options.peers = [name for name in options.peers.split(",") if name]
     if unknown := set(options.peers).difference(PEERS):
         parser.error(f"there is no peer {', '.join(sorted(unknown))}; choose of {', '.join(PEERS)}")
-    for name in ("rows", "documents", "new_tokens", "peer_rows", "gate_rows", "threads", "repeat"):
+    for name in (
+        *("rows", "documents", "new_tokens", "peer_rows", "gate_rows", "enum_rows"),
+        *("threads", "repeat"),
+    ):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
@@ -161,8 +174,31 @@ def report(record: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    options = parse()
+def measure_structured(options: argparse.Namespace) -> dict[str, Any]:
+    """Shortcuts on and off over extraction and classification, printed as they are done."""
+    setup = Setup(
+        model=options.model,
+        dtype=options.dtype,
+        threads=options.threads,
+        batch_size=options.batch_size,
+        repeat=options.repeat,
+    )
+    load_before = load_average()
+    workloads = {}
+    for workload in (extraction(options.rows), classification(options.enum_rows)):
+        workloads[workload.name] = measure_modes(setup, workload)
+        report_modes(workload.name, workloads[workload.name])
+    return {
+        "workloads": workloads,
+        "settings": asdict(setup),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        "load_average": {"before": load_before, "after": load_average()},
+    }
+
+
+def measure_shared(options: argparse.Namespace) -> dict[str, Any]:
+    """batchradix beside its peers, gate first, printed at the end."""
     workload = WORKLOADS[options.workload](
         options.rows, num_documents=options.documents, new_tokens=options.new_tokens
     )
@@ -211,7 +247,16 @@ def main() -> None:
         },
     }
     report(record)
-    out = options.out or RESULTS / f"{workload.name}-{options.rows}.json"
+    return record
+
+
+def main() -> None:
+    options = parse()
+    if options.workload == STRUCTURED:
+        record, name = measure_structured(options), STRUCTURED
+    else:
+        record, name = measure_shared(options), f"{options.workload}-{options.rows}"
+    out = options.out or RESULTS / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(f"written to {out}")

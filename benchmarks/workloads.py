@@ -1,7 +1,8 @@
 """The jobs that are measured: real text, the same on every machine with the same Python.
 
 The text is Python's own reference (`pydoc_data.topics`, part of every Python), cut into
-passages. Everything else comes from a seeded generator.
+passages, and the copyright notices of Debian packages that the recipe holds. Everything else
+comes from a seeded generator.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 INSTRUCTION = """You help readers of a programming language's reference manual. First comes one \
 passage of the manual, then something that a reader wrote after reading it, which may quote \
@@ -20,17 +23,76 @@ the passage has no answer, say that it has none and which word the reader should
 
 """
 
+EXTRACTION = """Copyright notices of Debian packages as JSON: the first holder and what it is, the \
+first and the last year, the licence, and whether later versions of it may be chosen.
 
+Notice:
+Copyright: 1999-2010 Robert Millan
+2003 Jeroen Dekkers
+License: GPL-3+
+Answer: {"holder":"Robert Millan","holder_kind":"person","first_year":1999,"last_year":2010,\
+"licence":"GPL","or_later":true}
+
+Notice:
+Copyright (c) 2014 Ada Miller
+Permission is hereby granted, free of charge, to any person obtaining a copy
+Answer: {"holder":"Ada Miller","holder_kind":"person","first_year":2014,"last_year":null,\
+"licence":"MIT","or_later":false}
+
+Notice:
+Copyright:
+© 1987, 1991 University of Utah. All rights reserved.
+License: BSD-3-clause
+Answer: {"holder":"University of Utah","holder_kind":"organisation","first_year":1987,\
+"last_year":1991,"licence":"BSD","or_later":false}
+
+Notice:
+Copyright: The Foo developers and others
+License: LGPL-2.1+
+Answer: {"holder":"The Foo developers","holder_kind":"project","first_year":null,\
+"last_year":null,"licence":"LGPL","or_later":true}
+
+Notice:
+"""
+
+_YEAR = {"anyOf": [{"type": "integer", "minimum": 1950, "maximum": 2030}, {"type": "null"}]}
+_NOTICE = {
+    "holder": {"type": "string", "minLength": 2, "maxLength": 40},
+    "holder_kind": {"enum": ["person", "organisation", "project"]},
+    "first_year": _YEAR,
+    "last_year": _YEAR,
+    "licence": {"enum": ["GPL", "LGPL", "MIT", "BSD", "Apache", "public-domain", "other"]},
+    "or_later": {"type": "boolean"},
+}
+_TOPIC = {
+    "enum": [
+        "statement",
+        "expression",
+        "number",
+        "text",
+        "container",
+        "function",
+        "class",
+        "module",
+    ]
+}
 _DOCUMENT_CHARACTERS = 2150  # about 500 tokens
+_RECIPE = Path(__file__).parents[1] / "recipes" / "debian_copyrights" / "jobs.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Raw prompts in a shuffled order; each answer has exactly ``new_tokens`` tokens at most."""
+    """Raw prompts in a shuffled order; each answer has exactly ``new_tokens`` tokens at most,
+    and keeps to the JSON Schema ``schema`` where there is one."""
 
     name: str
     prompts: tuple[str, ...]
     new_tokens: int
+    schema: Mapping[str, Any] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prompts)
 
     @property
     def digest(self) -> str:
@@ -41,7 +103,7 @@ class Workload:
         """Rows spread evenly over the job (which is shuffled already)."""
         step = max(1, len(self.prompts) // max(1, num_rows))
         chosen = self.prompts[::step][:num_rows]
-        return Workload(name=self.name, prompts=chosen, new_tokens=self.new_tokens)
+        return replace(self, prompts=chosen)
 
 
 def passages(num_passages: int, num_characters: int) -> list[str]:
@@ -90,6 +152,43 @@ def shared_documents(num_rows: int, *, num_documents: int = 64, new_tokens: int 
         )
     rng.shuffle(prompts)
     return Workload(name="shared-documents", prompts=tuple(prompts), new_tokens=new_tokens)
+
+
+def extraction(num_rows: int) -> Workload:
+    """Six fields of each of the recipe's copyright notices (60 of them)."""
+    import pyarrow.parquet as pq
+
+    texts = pq.read_table(_RECIPE, columns=["text"])["text"].to_pylist()
+    prompts = [f"{EXTRACTION}{text}\nAnswer:" for text in texts]
+    random.Random(6).shuffle(prompts)
+    return Workload(
+        name="structured-6-fields",
+        prompts=tuple(prompts[:num_rows]),
+        new_tokens=160,
+        schema=_object(_NOTICE),
+    )
+
+
+def classification(num_rows: int) -> Workload:
+    """Passages of about 100 tokens, each to be put under one of eight topics."""
+    question = "A passage of a programming language's reference manual, and its topic."
+    prompts = [f"{question}\n\n{text}\n\nTopic:" for text in passages(num_rows, 400)]
+    random.Random(8).shuffle(prompts)
+    return Workload(
+        name="enum-of-8",
+        prompts=tuple(prompts),
+        new_tokens=24,
+        schema=_object({"topic": _TOPIC}),
+    )
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 WORKLOADS: Mapping[str, Callable[..., Workload]] = {"shared-documents": shared_documents}

@@ -99,6 +99,12 @@ def constrained() -> ModuleType:
     return _load("constrained", Path(__file__).parent / "oracle" / "constrained.py")
 
 
+@pytest.fixture(scope="session")
+def lockstep() -> ModuleType:
+    """The module ``tests/oracle/lockstep.py``: many rows of the plain loop at once."""
+    return _load("lockstep", Path(__file__).parent / "oracle" / "lockstep.py")
+
+
 def _load(name: str, path: Path) -> ModuleType:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

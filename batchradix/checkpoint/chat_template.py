@@ -8,19 +8,27 @@ call and build is counted, so that none can hold up a job.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from batchradix.checkpoint.template_bounds import (
+    FILTER_SIZES,
+    call_size,
+    format_size,
+    joined_size,
+    percent_size,
+)
 from batchradix.errors import TemplateError
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 50_000_000  # of a rendered prompt, and of any text built on the way
 MAX_STEPS = 10_000_000  # loop rounds and calls of one rendering
+_MAX_INDENT = 100
 _BUDGET = "steps left"  # a variable that no template can name
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -133,11 +142,27 @@ class _Budget:
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with calls counted and the operators that can blow up text limited."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __context[_BUDGET].take(1)
+        if getattr(__obj, "__name__", "") == "join" and args and not isinstance(args[0], Sized):
+            args = (list(_counting(args[0], __context[_BUDGET])), *args[1:])
+        _limited(call_size(__obj, args, kwargs))
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        bare = super().wrap_str_format(value)
+        if bare is None:
+            return None
+
+        @wraps(bare)
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            is_map = value.__name__ == "format_map" and args and isinstance(args[0], Mapping)
+            _limited(format_size(value.__self__, args, args[0] if is_map else kwargs))
+            return str(bare(*args, **kwargs))
+
+        return bounded
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
@@ -146,6 +171,8 @@ class _Environment(ImmutableSandboxedEnvironment):
                     _limited(len(items) * times)
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             _limited(left.bit_length() * right)
+        if operator == "%" and isinstance(left, str | bytes):
+            _limited(percent_size(left, right))
         result = super().call_binop(context, operator, left, right)
         if operator == "+" and isinstance(result, Sized):
             _limited(len(result))
@@ -203,6 +230,9 @@ def _environment() -> _Environment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
+    for name, size in FILTER_SIZES.items():
+        environment.filters[name] = _bounded_filter(environment.filters[name], size)
+    environment.filters["join"] = _join
     environment.filters["tojson"] = _tojson
     environment.filters[_COUNTED] = _counted
     environment.filters[_JOINED] = _joined
@@ -210,7 +240,28 @@ def _environment() -> _Environment:
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["dict"] = _SafeDict()
     environment.globals["namespace"] = _ChatNamespace
+    del environment.globals["lipsum"]  # random text, as long as one likes
     return environment
+
+
+def _bounded_filter(bare: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
+    """A filter of jinja2 that refuses what would make too large a text or list."""
+    num_contexts = int(hasattr(bare, "jinja_pass_arg"))  # jinja2 hands one in before the value
+
+    @wraps(bare)  # keeps jinja2's marks
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        _limited(size(*args[num_contexts:], **kwargs))
+        return bare(*args, **kwargs)
+
+    return bounded
+
+
+@jinja2.pass_eval_context
+def _join(context: Any, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
+    items = list(value)
+    if attribute is None:
+        _limited(joined_size(d, items))
+    return str(jinja2.filters.sync_do_join(context, items, d, attribute))
 
 
 def _tojson(
@@ -221,6 +272,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as it is, not escaped for HTML as jinja2's own filter does."""
+    if isinstance(indent, int) and indent > _MAX_INDENT:
+        raise ChatTemplateRaised(f"it indents JSON by more than {_MAX_INDENT} places")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

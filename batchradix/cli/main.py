@@ -6,15 +6,30 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from batchradix._version import VERSION
 from batchradix.cli import check, history, models, plan, preview, run
-from batchradix.errors import BatchradixError
+from batchradix.cli.options import with_flags
+from batchradix.errors import BatchradixError, OptionError, OutOfMemoryError
+
+
+class _Commands(TyperGroup):
+    """Ends quietly when the reader of standard output, such as head, has had enough."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise typer.Exit from None
+
 
 app = typer.Typer(
     name="batchradix",
+    cls=_Commands,
     help="Run an LLM over a table: every shared prompt prefix is computed once, "
     "every answer is typed.",
     no_args_is_help=True,
@@ -89,10 +104,9 @@ def main() -> None:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
     except BatchradixError as error:
-        _say(f"error: {error}")
+        speaks_of_options = isinstance(error, OptionError | OutOfMemoryError)
+        _say(f"error: {with_flags(str(error)) if speaks_of_options else error}")
         code = error.exit_code
-    except BrokenPipeError:
-        code = 0
     except OSError as error:
         where = "standard output" if error.filename is None else error.filename
         _say(f"error: {where} cannot be used: {error.strerror or error}")

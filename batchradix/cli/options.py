@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from batchradix.cli.job_file import read_job_file
-from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
+from batchradix.config import (
+    DEFAULT_MODEL,
+    EngineOptions,
+    OutputOptions,
+    PromptOptions,
+    RunConfig,
+    SamplingOptions,
+)
 from batchradix.errors import InputError, OptionError
 
 Input = Annotated[
@@ -86,6 +94,39 @@ Limit = Annotated[int | None, typer.Option("--limit", help="Only the first N row
 
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+_OPTIONS = (SamplingOptions, EngineOptions, PromptOptions, OutputOptions)
+_FLAGS = {field.name: field.name.replace("_", "-") for kind in _OPTIONS for field in fields(kind)}
+_FLAGS |= {
+    "forced_text": "no-forced-text",
+    "id_column": "id-column",
+    "kv_memory": "kv-memory",
+    "limit": "limit",
+    "null_text": "null",
+    "num_threads": "threads",
+    "path": "output",
+    "prefix_cache": "no-prefix-cache",
+    "repetition_guard": "no-repetition-guard",
+}
+_NAME = f"(?:{'|'.join(sorted(_FLAGS, key=len, reverse=True))})"
+_SUBJECT = re.compile(rf"^{_NAME}\b(?: and {_NAME}\b)?(?= )")
+_LOWER = re.compile(r"(?<=; )lower \w+(?:, \w+)*(?: or \w+)?")
+
+
+def with_flags(sentence: str) -> str:
+    """A sentence about options with their flags instead of the names that Python has for them.
+
+    What it is about stands first, what to do about memory after ``; lower``; elsewhere such a
+    word may be a column or a file.
+    """
+    for place in (_SUBJECT, _LOWER):
+        sentence = place.sub(lambda found: re.sub(_NAME, _flag, found[0]), sentence)
+    return sentence
+
+
+def _flag(name: re.Match[str]) -> str:
+    return f"--{_FLAGS[name[0]]}"
 
 
 def parse_size(text: str | None, option: str) -> int | None:

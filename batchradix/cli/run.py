@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +35,12 @@ def run(
     input: shared.Input,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The table to write: .arrow .parquet .jsonl .csv."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="The table to write: .arrow .parquet .jsonl .csv; INPUT.answers.arrow in the "
+            "current folder.",
+        ),
     ] = None,
     model: shared.Model = None,
     schema: shared.Schema = None,
@@ -350,8 +355,15 @@ def _run(
     if deadline_s is not None and outcome.summary.stopped_by == signal.SIGTERM:
         progress.message(f"the deadline of {deadline_s:,.0f} s is over")
     code = outcome.summary.exit_code(config.output.allow_failures)
-    with suppress(BrokenPipeError):  # a reader such as head has left; the table is complete
+    try:
         print_summary(outcome.summary, json_summary)
+    except BrokenPipeError:  # a reader such as head has left; the table is complete
+        pass
+    except OSError as error:
+        progress.warn(
+            f"the rows are done, but standard output did not take the summary: "
+            f"{error.strerror or error}"
+        )
     ending.close(code, outcome.summary)
     return code
 

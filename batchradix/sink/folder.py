@@ -151,6 +151,11 @@ def acquire(path: str | os.PathLike[str]) -> RunFolder:
             if time.monotonic() < deadline:
                 continue
             raise OptionError(f"the work folder {work} keeps vanishing") from None
+        except (FileExistsError, NotADirectoryError):
+            raise OptionError(
+                f"the output {shown} cannot be written: {work}, the folder of its work, is a file; "
+                f"move that file away or choose another output"
+            ) from None
         except OSError as e:
             raise OptionError(
                 f"the output {shown} cannot be written: {e.strerror or e} ({work})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from batchradix import pipeline
 from batchradix.api import LLM
@@ -241,25 +243,52 @@ def schemas() -> st.SearchStrategy[Any]:
             st.integers(-30, 300),
         ),
         st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 6)),
+        st.builds(
+            lambda n, more: {"type": "string", "minLength": n, "maxLength": n + more},
+            st.integers(1, 4),
+            st.integers(0, 3),
+        ),
+        st.sampled_from(
+            [
+                {"type": "integer"},
+                {"type": "number"},
+                {"type": "null"},
+                {"type": ["integer", "null"]},
+                {"type": ["string", "boolean"], "maxLength": 3},
+                {"type": "string", "pattern": "^[ab]{1,3}-?$"},
+                {"type": "string", "format": "date"},
+            ]
+        ),
     )
 
     def inner(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return st.one_of(
             st.builds(
-                lambda p, all_: {
+                lambda p, wanted: {
                     "type": "object",
                     "properties": p,
-                    "required": list(p) if all_ else [],
+                    "required": [name for name, is_ in zip(p, wanted, strict=False) if is_],
                     "additionalProperties": False,
                 },
                 st.dictionaries(words, children, min_size=1, max_size=3),
-                st.booleans(),
+                st.lists(st.booleans(), min_size=3, max_size=3),
             ),
             st.builds(
-                lambda item, n: {"type": "array", "items": item, "maxItems": n},
+                lambda item, low, more: {
+                    "type": "array",
+                    "items": item,
+                    "minItems": low,
+                    "maxItems": low + more,
+                },
                 children,
+                st.integers(0, 1),
                 st.integers(0, 2),
             ),
+            st.builds(
+                lambda items: {"type": "array", "prefixItems": items, "items": False},
+                st.lists(children, min_size=1, max_size=2),
+            ),
+            st.builds(lambda child: {"anyOf": [child, {"type": "null"}]}, children),
             st.builds(lambda s: {"anyOf": s}, st.lists(children, min_size=1, max_size=3)),
         )
 
@@ -269,6 +298,7 @@ def schemas() -> st.SearchStrategy[Any]:
 @settings(
     max_examples=30,
     deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(drawn=st.lists(schemas(), min_size=1, max_size=4), data=st.data())
@@ -299,6 +329,10 @@ def test_random_schemas_are_answered_as_by_the_plain_loop(
             assert state.accept_text(completion.text)
             assert state.can_stop
     assert engine.usage.computed_tokens == job.tree.distinct_tokens
+    for completion, (_, spec) in zip(completions, rows, strict=True):
+        if completion.finish_reason is FinishReason.STOP:
+            schema = json.loads(spec.source)
+            Draft202012Validator(schema).validate(json.loads(completion.text))
 
 
 def test_few_allowed_tokens_are_all_that_is_computed(

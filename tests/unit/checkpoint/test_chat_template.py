@@ -141,6 +141,34 @@ def test_the_sandbox_holds(template: str) -> None:
         "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
         "{{ 'x' * 10 ** 10 }}",
         "{{ 10 ** (10 ** 10) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '%.9999999999f' % 1 }}",
+        "{{ '%*d' % (10 ** 10, 1) }}",
+        "{{ '%(a)9999999999s' % {'a': 1} }}",
+        "{{ ('%s' * 1000) % ((('x' * 10000,) * 1000)) }}",
+        "{{ 'x'.center(10 ** 10) }}",
+        "{{ 'x'.ljust(10 ** 10, '-') }}",
+        "{{ 'x' | attr('rjust') }}{{ ('x' | attr('rjust'))(10 ** 10) }}",
+        "{{ '1'.zfill(10 ** 10) }}",
+        "{{ (1).to_bytes(10 ** 10) }}",
+        "{{ '\\t'.expandtabs(10 ** 10) }}",
+        "{{ 'x'.encode().center(10 ** 10) }}",
+        "{{ '{:>9999999999}'.format('x') }}",
+        "{{ '{:{}}'.format('x', 10 ** 10) }}",
+        "{{ '{a:9999999999}'.format_map({'a': 1}) }}",
+        "{{ ('x' * 10000).replace('x', 'y' * 10000) }}",
+        "{{ ('x' * 10000).replace('', 'y' * 10000) }}",
+        "{{ ('x' * 10000).translate({120: 'y' * 10000}) }}",
+        "{{ ('x' * 10000).join(range(10000) | map('string')) }}",
+        "{{ range(10000) | join('x' * 10000) }}",
+        "{{ 'x' | center(10 ** 10) }}",
+        "{{ 'x' | indent(10 ** 10, true) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ ('x' * 10000) | replace('x', 'y' * 10000) }}",
+        "{{ ('x ' * 10000) | wordwrap(1, true, 'y' * 10000) }}",
+        "{{ [1] | batch(10 ** 10, 1) | list }}",
+        "{{ [1] | slice(10 ** 10) | list }}",
+        "{{ [[1]] | tojson(indent=10 ** 10) }}",
         "{{ [0] * 10 ** 10 }}",
         "{% set n = namespace(x='x') %}{% for i in range(99) %}"
         "{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -155,6 +183,25 @@ def test_no_template_runs_without_end(template: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(ChatTemplateRaised):
         render_template(compile_template(template), {})
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ '%5.1f|%s' % (1, 'a') }}", "  1.0|a"),
+        ("{{ 7 % 4 }}", "3"),
+        ("{{ '{:>3}|{a} 99999999999'.format('x', a='b') }}", "  x|b 99999999999"),
+        ("{{ 'x'.center(3) }}|{{ '7'.zfill(3) }}|{{ ' a '.strip() }}", " x |007|a"),
+        ("{{ 'aXb'.replace('X', '--') }}|{{ 'a,b'.split(',') | join('+') }}", "a--b|a+b"),
+        ("{{ ['a', 'b'] | map('upper') | join }}|{{ ','.join(['a', 'b']) }}", "AB|a,b"),
+        ("{{ 'a\nb' | indent(2) }}|{{ 'x' | center(3) }}", "a\n  b| x "),
+        ("{{ [1, 2, 3] | batch(2, 0) | list }}|{{ '%s!' | format('a') }}", "[[1, 2], [3, 0]]|a!"),
+        ("{{ [{'n': 'a'}] | join(',', attribute='n') }}|{{ 'a b' | wordwrap(1) }}", "a|a\nb"),
+        ("{{ {'a': [1]} | tojson(indent=2) }}", '{\n  "a": [\n    1\n  ]\n}'),
+    ],
+)
+def test_what_a_template_may_build_it_builds(template: str, text: str) -> None:
+    assert render_template(compile_template(template), {}) == text
 
 
 def test_a_long_chat_is_within_the_bounds() -> None:

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from batchradix.cli.main import app, main
-from batchradix.cli.options import parse_share, parse_size, text_or_file
+from batchradix.cli.options import parse_share, parse_size, text_or_file, with_flags
 from batchradix.errors import InputError, OptionError
 
 MakeTinyModel = Callable[..., Path]
@@ -161,7 +161,8 @@ def test_no_answered_row_exits_with_3(
     ("words", "sentence"),
     [
         (["--nonsense"], "No such option"),
-        (["--temperature", "-1"], "temperature must be 0 or more"),
+        (["--temperature", "-1"], "--temperature must be 0 or more"),
+        (["--kv-tokens", "0"], "--kv-tokens must be"),
         (["--schema", "missing.json"], "missing.json does not exist"),
         (["--fields", "a: text"], "at character 4"),
         (["--regex", "(?=a)"], "a lookaround"),
@@ -284,6 +285,48 @@ def test_an_option_is_a_file_where_there_is_one_and_text_elsewhere(tmp_path: Pat
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
         text_or_file(str(path), "--template")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("kv_tokens must be an integer", "--kv-tokens must be an integer"),
+        ("kv_tokens and kv_memory exclude", "--kv-tokens and --kv-memory exclude"),
+        ("num_threads must be", "--threads must be"),
+        ("template and instruction exclude", "--template and --instruction exclude"),
+        ("memory ran out; lower prefill_tokens, batch_size or kv_tokens",
+         "memory ran out; lower --prefill-tokens, --batch-size or --kv-tokens"),
+        ("it ran out; lower kv_tokens or use a smaller model",
+         "it ran out; lower --kv-tokens or use a smaller model"),
+        ("columns occur twice: max_tokens; rename", "columns occur twice: max_tokens; rename"),
+        ("jobs/top_k.toml: top_k must be", "jobs/top_k.toml: top_k must be"),
+    ],
+)  # fmt: skip
+def test_errors_about_options_name_their_flags(sentence: str, shown: str) -> None:
+    assert with_flags(sentence) == shown
+
+
+def test_a_reader_that_leaves_early_is_no_failure() -> None:
+    command = [sys.executable, "-m", "batchradix", "models"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_summary_that_nothing_takes_is_told_and_the_table_stands(
+    markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ["run", str(jobs), "-m", markov, "--max-tokens", "2", "-o", str(out)]
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "batchradix", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert len(out.read_text().splitlines()) == 2
+    assert "the rows are done, but standard output did not take the summary" in done.stderr
+    assert "No space left" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["models"], ["models", "--json"]])

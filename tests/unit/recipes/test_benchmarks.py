@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import jsonschema
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
-MODULES = ("workloads", "peers", "measure")
+MODULES = ("workloads", "peers", "measure", "structured")
 
 
 @pytest.fixture
@@ -52,6 +54,29 @@ def test_a_subset_is_spread_over_the_job(benchmark: SimpleNamespace) -> None:
 def test_more_documents_than_the_text_holds_are_refused(benchmark: SimpleNamespace) -> None:
     with pytest.raises(SystemExit, match="ask for fewer documents"):
         benchmark.workloads.passages(100_000, 2000)
+
+
+def test_the_worked_examples_of_the_extraction_keep_to_its_schema(
+    benchmark: SimpleNamespace,
+) -> None:
+    job = benchmark.workloads.extraction(60)
+    assert len(set(job.prompts)) == 60
+    assert len(job.schema["properties"]) == 6
+    examples = re.findall(r"^Answer: (.*)$", benchmark.workloads.EXTRACTION, re.MULTILINE)
+    assert len(examples) == 4
+    for example in examples:
+        value = json.loads(example)
+        jsonschema.validate(value, job.schema)
+        assert list(value) == list(job.schema["properties"])
+        assert example == json.dumps(value, separators=(",", ":"))
+
+
+def test_the_classification_has_eight_topics_and_as_many_passages_as_asked_for(
+    benchmark: SimpleNamespace,
+) -> None:
+    job = benchmark.workloads.classification(256)
+    assert len(set(job.prompts)) == job.num_rows == 256
+    assert len(set(job.schema["properties"]["topic"]["enum"])) == 8
 
 
 @pytest.mark.parametrize(
@@ -118,3 +143,25 @@ def test_a_small_run_passes_its_gate_and_writes_its_record(tmp_path: Path) -> No
     assert (ours["output_tokens"], peer["output_tokens"]) == (32, 8)
     assert record["gate"]["rows"] == 1
     assert 0 < record["prefill"]["share_of_ceiling"] < 1.5
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_shortcuts_cost_fewer_decode_steps_than_none(tmp_path: Path) -> None:
+    out = tmp_path / "record.json"
+    options = ["--workload", "structured-6-fields", "--rows", "4", "--enum-rows", "4"]
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "run.py"), *options, "--out", str(out)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    workloads = json.loads(out.read_text(encoding="utf-8"))["workloads"]
+    for name, numbers in workloads.items():
+        on, off = numbers["modes"]["on"], numbers["modes"]["off"]
+        assert on["statuses"] == off["statuses"] == {"ok": 4}, name
+        assert on["sampled_tokens"] + on["forced_tokens"] == on["completion_tokens"]
+        assert off["forced_tokens"] == 0
+        assert on["decode_steps"] < off["decode_steps"] / 2
+        assert 0 <= on["decode_s"] <= on["answer_s"] < on["total_s"]
