@@ -87,9 +87,9 @@ class ScoredAnswer(Answer):
         """Begins with tokens that stand behind the prompt already."""
         self._num_opening = len(token_ids)
         self._move(token_ids)
-        super().open(token_ids)
-        if self.output.finish_reason is not None and self.output.error is None:
-            self._set_logprobs()  # there was one choice alone
+        super().open(token_ids)  # a stop string in it ends the answer, without any probability
+        if not self._choices.branches and self.output.error is None:
+            self._set_logprobs()  # there is one choice alone
 
     def score(self, logits: NDArray[np.float64]) -> None:
         """Takes the logits of `allowed_ids`: float64[n], finite or -inf, one finite at least."""

@@ -117,14 +117,16 @@ class Selector:
 
 def _score(prepared: Prepared, rows: I64, logits: torch.Tensor, columns: I64 | None) -> None:
     """Hands scored answers their logits: float32[len(rows), n], of all tokens or ``columns``."""
-    for place, row in enumerate(rows.tolist()):
-        answer = prepared.scored.get(row)
-        if answer is None:
-            continue
+    wanted = [(place, prepared.scored.get(row)) for place, row in enumerate(rows.tolist())]
+    scored = [(place, answer) for place, answer in wanted if answer is not None]
+    if not scored:
+        return
+    table = logits.detach().cpu().numpy()
+    for place, answer in scored:
         ids = answer.allowed_ids
         if not len(ids):
             continue
         at = ids if columns is None else np.searchsorted(columns, ids)
-        values = logits[place, torch.from_numpy(at)].double().cpu().numpy()
+        values = table[place, at].astype(np.float64)
         if np.isfinite(values).any() and not (np.isnan(values) | (values == np.inf)).any():
             answer.score(values)  # else the sampler finds no token either

@@ -189,6 +189,18 @@ def test_what_has_no_few_choices_is_refused_before_weights_load(
         )
 
 
+def test_keywords_that_the_list_of_choices_enforces_are_not_said_to_be_unenforced(
+    model: str,
+) -> None:
+    schema = {"type": "integer", "minimum": 0, "maximum": 9, "not": {"enum": [3]}}
+    open_schema = {"type": "integer", "not": {"enum": [3]}}
+    for asked, is_said in ((schema, False), (open_schema, True)):
+        rows = [{"prompt": "x"}]
+        configured = config(model, rows, schema=asked, sampling={"probabilities": not is_said})
+        warnings = pipeline.run(configured).summary.warnings
+        assert any("not enforced" in text for text in warnings) == is_said
+
+
 def test_a_row_that_wants_to_draw_where_the_likeliest_is_taken_is_an_error_row(
     model: str,
 ) -> None:

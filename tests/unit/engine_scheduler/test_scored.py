@@ -383,6 +383,16 @@ def test_a_stop_string_cuts_a_scored_answer_too(
         assert completion.choice_logprobs is not None
 
 
+def test_a_stop_string_in_what_all_choices_begin_with_leaves_nothing_to_score(
+    sim: ModuleType, grammars: GrammarCompiler, make_engine: Make
+) -> None:
+    job = job_of(sim, grammars, ["say a", "say b"], probabilities=True, stop=("ay",))
+    for completion in drain(make_engine(), job):
+        assert completion.text == "s"
+        assert completion.finish_reason is FinishReason.STOP
+        assert completion.choice_logprobs is None
+
+
 def test_a_budget_below_the_longest_choice_is_an_error_of_the_row(
     sim: ModuleType, grammars: GrammarCompiler, make_engine: Make
 ) -> None:

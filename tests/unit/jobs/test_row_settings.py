@@ -22,8 +22,15 @@ def row(**values: Any) -> Row:
     return Row(index=3, line=5, values=values)
 
 
-def test_every_sampling_option_has_a_column() -> None:
-    assert set(SETTING_COLUMNS) == {f.name for f in fields(SamplingOptions)}
+def test_every_sampling_option_has_a_column_but_for_those_of_the_whole_run() -> None:
+    options = {f.name for f in fields(SamplingOptions)}
+    assert set(SETTING_COLUMNS) == options - {"probabilities", "choose"}
+
+
+def test_a_row_may_not_draw_where_the_run_takes_the_likeliest_choice() -> None:
+    found = read_row_settings(row(temperature=0.5), SamplingOptions(choose="joint"))
+    assert isinstance(found, RowError)
+    assert "column temperature: choose joint" in found.message
 
 
 def test_a_row_that_sets_nothing_has_the_very_defaults() -> None:

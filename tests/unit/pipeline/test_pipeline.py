@@ -128,7 +128,7 @@ def test_an_answer_that_only_validation_catches_is_an_error_row(
     model = str(tiny_model_folder("const", prefer='7,]"1'))
     schema = {
         "type": "array",
-        "items": {"type": "integer", "minimum": 0, "maximum": 9},
+        "items": {"type": "integer", "minimum": 0, "maximum": 99},
         "minItems": 2,
         "maxItems": 2,
         "uniqueItems": True,
@@ -137,7 +137,7 @@ def test_an_answer_that_only_validation_catches_is_an_error_row(
     assert row["status"] == "error"
     assert row["error"]["code"] == "schema_mismatch"
     assert row["value"] is None
-    assert row["text"] == "[7,7]"
+    assert row["text"] == "[77,77]"
 
 
 def test_no_rows_make_an_empty_table_of_the_same_columns(markov: str, tmp_path: Path) -> None:
