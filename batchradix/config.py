@@ -147,7 +147,7 @@ class EngineOptions:
     kv_memory_bytes: int | None = None
     prefix_cache: bool = True
     forced_text: bool = True
-    speculate: Speculate = "auto"
+    speculate: Speculate = "off"
     num_threads: int | None = None
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def grammar(self) -> GrammarState | None:
-        """Where the answer stands in its grammar."""
+        """The place in the grammar from which the next token is sampled."""
         return self.output.grammar
 
     @property
