@@ -174,7 +174,7 @@ class EngineOptions:
     prefix_cache: bool = True
     forced_text: bool = True
     repetition_guard: bool = True
-    speculate: Speculate = "auto"
+    speculate: Speculate = "off"
     num_threads: int | None = None
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None

@@ -136,9 +136,9 @@ def run(
     speculate: Annotated[
         str,
         typer.Option(
-            help="Guess answer tokens that copy earlier text: auto, off or how many a step."
+            help="Guess answer tokens that copy earlier text: off, auto or how many a step."
         ),
-    ] = "auto",
+    ] = "off",
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,

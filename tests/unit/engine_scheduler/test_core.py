@@ -207,3 +207,41 @@ def test_close_may_be_called_twice_and_ends_all_work(
     engine.close()
     assert runner.num_closed == 1
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("speculate", [1, 4, "auto"])
+def test_answers_are_the_same_when_rows_guess_ahead(
+    sim: ModuleType, make_engine: MakeEngine, speculate: Any
+) -> None:
+    """With two tokens to choose from, much of an answer stood there before."""
+    rows = [[1, 2, 1, i % 3, 2, 1] for i in range(12)]
+    taken = []
+    for changes in ({}, {"speculate": speculate}, {"speculate": speculate, "kv_tokens": 60}):
+        engine, _ = make_engine(num_choices=3, **changes)
+        engine.submit(
+            sim.make_job(
+                rows,
+                [30] * 12,
+                settings=[RowSettings(), RowSettings(temperature=2.0)],
+                settings_id=[i % 2 for i in range(12)],
+            )
+        )
+        answers = {c.row: (c.token_ids, c.finish_reason, c.text) for c in drain(engine)}
+        taken.append((answers, engine.usage.completion_tokens))
+        assert engine.usage.accepted_tokens <= engine.usage.drafted_tokens
+        assert bool(engine.usage.drafted_tokens) == bool(changes)
+    assert taken[0] == taken[1] == taken[2]
+
+
+def test_nan_behind_a_guess_fails_the_row_there_and_no_other(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    rows = [[1, 2, 1, 2, i] for i in range(3, 9)]
+    found = []
+    for speculate in ("off", 4):
+        engine, runner = make_engine(num_choices=6, speculate=speculate)
+        runner.broken = {5}
+        engine.submit(sim.make_job(rows, [40] * 6))
+        found.append({c.row: (c.token_ids, c.error) for c in drain(engine)})
+    assert found[0] == found[1]
+    assert any(error is not None for _, error in found[0].values())
