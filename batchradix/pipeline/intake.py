@@ -6,7 +6,6 @@ and the errors of the rows that have one.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.pipeline.budget import Budgets
+from batchradix.pipeline.content_keys import ContentKeys
 from batchradix.pipeline.row_formats import AnswerFormats, row_place
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
@@ -36,7 +36,6 @@ from batchradix.types import (
 )
 
 BATCH_ROWS = 512
-_KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +62,7 @@ class Intake:
     has_seed: NDArray[np.bool_]
     base_keys: NDArray[np.uint8]
     content_keys: NDArray[np.uint8]
+    former_keys: NDArray[np.uint8] | None
     occurrence: I64
     num_cleaned: int
 
@@ -95,7 +95,6 @@ class _Columns:
         self.seeds: list[I64] = []
         self.has_seed: list[NDArray[np.bool_]] = []
         self.ids: list[pa.Array] = []
-        self.base_keys = bytearray()
 
 
 @dataclass(slots=True)
@@ -152,6 +151,118 @@ def _refusal(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormerSettings:
+    """What the rows of the job that an output holds were run with."""
+
+    sampling: SamplingOptions
+    retries: int
+
+
+class _Reader:
+    """Takes batches of rows into columns; ``keys`` are theirs, ``former`` what they would be
+    under other settings of the run."""
+
+    def __init__(
+        self,
+        source: JobSource,
+        prompts: PromptBuilder,
+        formats: AnswerFormats,
+        *,
+        sampling: SamplingOptions,
+        former: FormerSettings | None,
+        context_length: int,
+        may_retry: bool,
+        budgets: Budgets | None,
+    ) -> None:
+        self.columns, self.settings = _Columns(), _Settings()
+        self.errors: dict[int, RowError] = {}
+        self.num_cleaned = 0
+        self.keys = ContentKeys(may_retry=may_retry)
+        self.former: ContentKeys | None = None
+        self._source, self._prompts, self._formats = source, prompts, formats
+        self._context_length, self._budgets = context_length, budgets
+        # The run's seed is no seed of a row: equal rows without one draw differently.
+        self._options = RowSettingsReader(replace(sampling, seed=None))
+        if former is not None:
+            self.former = ContentKeys(may_retry=former.retries > 0)
+            self._former_options = RowSettingsReader(replace(former.sampling, seed=None))
+
+    def read(self, rows: list[Row]) -> TokenTable:
+        """The prompts of a batch, each with its answer's opening behind it."""
+        batch = self._prompts.encode(rows)
+        self.num_cleaned += batch.num_cleaned
+        n = len(rows)
+        settings_id = np.zeros(n, dtype=np.int32)
+        format_id = np.zeros(n, dtype=np.int32)
+        max_tokens = np.ones(n, dtype=np.int32)
+        seeds = np.zeros(n, dtype=np.int64)
+        has_seed = np.zeros(n, dtype=bool)
+        lengths = batch.tokens.lengths.copy()
+        for i, row in enumerate(rows):
+            read = self._read_row(row, batch.errors.get(i), int(lengths[i]))
+            if isinstance(read, RowError):
+                self.errors[row.index] = read
+                lengths[i] = 0
+                for keys in (self.keys, self.former):
+                    if keys is not None:
+                        keys.add_error(read)
+                continue
+            options, number = read
+            answers = self._formats.formats[number]
+            format_id[i] = number
+            grammar = None if answers is None else answers.grammar
+            settings_id[i] = self.settings.number(options, grammar)
+            max_tokens[i] = self._add_keys(row, batch.tokens[i], options, number)
+            if options.seed is not None:
+                seeds[i], has_seed[i] = options.seed, True
+        columns = self.columns
+        columns.format_id.append(format_id)
+        columns.settings_id.append(settings_id)
+        columns.max_tokens.append(max_tokens)
+        columns.seeds.append(seeds)
+        columns.has_seed.append(has_seed)
+        columns.ids.append(pa.array([row.id for row in rows], type=self._source.id_type))
+        return self._with_openings(_drop_rows(batch.tokens, lengths), format_id, max_tokens)
+
+    def _read_row(
+        self, row: Row, error: RowError | None, num_tokens: int
+    ) -> tuple[SamplingOptions, int] | RowError:
+        """A row's options and the number of its format, or why it cannot run."""
+        error = row.error or error
+        if error is not None:
+            return error
+        options = self._options.read(row)
+        if isinstance(options, RowError):
+            return options
+        number = self._formats.number(row)
+        if isinstance(number, RowError):
+            return number
+        answers = self._formats.formats[number]
+        refusal = _refusal(row, options, answers, num_tokens, self._context_length, self._budgets)
+        return (options, number) if refusal is None else refusal
+
+    def _add_keys(self, row: Row, token_ids: U32, options: SamplingOptions, number: int) -> int:
+        """Adds the keys of a row that can run; its ``max_tokens``, cut to the context."""
+        room = self._context_length - len(token_ids)
+        identity = self._formats.identity(number)
+        max_tokens = min(options.max_tokens or DEFAULT_MAX_TOKENS, room)
+        self.keys.add(token_ids, options, max_tokens, identity)
+        if self.former is not None:
+            before = self._former_options.read(row)
+            assert isinstance(before, SamplingOptions)  # its columns were read already
+            most = min(before.max_tokens or DEFAULT_MAX_TOKENS, room)
+            self.former.add(token_ids, before, most, identity)
+        return max_tokens
+
+    def _with_openings(self, tokens: TokenTable, format_id: I32, max_tokens: I32) -> TokenTable:
+        openings = self._formats.openings
+        lengths = np.array([len(ids) for ids in openings], dtype=np.int32)[format_id]
+        num_forced = np.where(tokens.lengths > 0, np.minimum(max_tokens, lengths), 0)
+        self.columns.num_forced.append(num_forced.astype(np.int32))
+        return _with_opening(tokens, openings, format_id, self.columns.num_forced[-1])
+
+
 def read_rows(
     source: JobSource,
     prompts: PromptBuilder,
@@ -162,145 +273,37 @@ def read_rows(
     may_retry: bool = False,
     folder: Path | None,
     budgets: Budgets | None = None,
+    former: FormerSettings | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Intake:
     """Reads, renders and tokenises every row of ``source`` once, in batches.
 
     ``formats`` tells what a row's answer must match and what it then begins with; that is put
     behind its prompt, as far as its ``max_tokens`` go. ``budgets`` finds the rows into whose
-    budget no answer fits. ``may_retry``: greedy rows may come to be sampled. ``folder`` takes the
-    token table's files
+    budget no answer fits. ``may_retry``: greedy rows may come to be sampled. ``former``: settings
+    under which the rows' keys are wanted as well. ``folder`` takes the token table's files
     (memory-mapped afterwards); None keeps it in memory. A row that cannot be run becomes an
     entry of ``errors`` and has no tokens.
     """
-    columns, settings = _Columns(), _Settings()
-    # The run's seed is no seed of a row: equal rows without one draw differently.
-    reader = RowSettingsReader(replace(sampling, seed=None))
+    reader = _Reader(
+        source,
+        prompts,
+        formats,
+        sampling=sampling,
+        former=former,
+        context_length=context_length,
+        may_retry=may_retry,
+        budgets=budgets,
+    )
     wanted = frozenset(prompts.required_columns) | {*SETTING_COLUMNS, *formats.columns}
     writer = TokenTableWriter(folder)
-    errors: dict[int, RowError] = {}
-    num_cleaned = 0
     num_rows = 0
     for rows in source.batches(wanted, BATCH_ROWS):
-        tokens, cleaned = _read_batch(
-            rows,
-            source,
-            prompts,
-            reader,
-            settings,
-            formats,
-            columns,
-            errors,
-            context_length,
-            may_retry,
-            budgets,
-        )
-        format_id = columns.format_id[-1]
-        lengths = np.array([len(ids) for ids in formats.openings], dtype=np.int32)[format_id]
-        num_forced = np.where(
-            tokens.lengths > 0, np.minimum(columns.max_tokens[-1], lengths), 0
-        ).astype(np.int32)
-        columns.num_forced.append(num_forced)
-        writer.append(_with_opening(tokens, formats.openings, format_id, num_forced))
-        num_cleaned += cleaned
+        writer.append(reader.read(rows))
         num_rows += len(rows)
         if on_progress is not None:
             on_progress(num_rows)
-    return _assemble(writer.finish(), source, columns, settings, formats, errors, num_cleaned)
-
-
-def _read_batch(
-    rows: list[Row],
-    source: JobSource,
-    prompts: PromptBuilder,
-    reader: RowSettingsReader,
-    settings: _Settings,
-    formats: AnswerFormats,
-    columns: _Columns,
-    errors: dict[int, RowError],
-    context_length: int,
-    may_retry: bool,
-    budgets: Budgets | None,
-) -> tuple[TokenTable, int]:
-    """One batch into the columns; its prompts, and how many texts had to be cleaned."""
-    batch = prompts.encode(rows)
-    n = len(rows)
-    settings_id = np.zeros(n, dtype=np.int32)
-    format_id = np.zeros(n, dtype=np.int32)
-    max_tokens = np.ones(n, dtype=np.int32)
-    seeds = np.zeros(n, dtype=np.int64)
-    has_seed = np.zeros(n, dtype=bool)
-    lengths = batch.tokens.lengths.copy()
-    for i, row in enumerate(rows):
-        error = row.error or batch.errors.get(i)
-        options = reader.read(row) if error is None else None
-        number = formats.number(row) if error is None else 0
-        for found in (options, number):
-            error = found if error is None and isinstance(found, RowError) else error
-        if isinstance(options, SamplingOptions) and isinstance(number, int):
-            answers = formats.formats[number]
-            error = error or _refusal(
-                row, options, answers, int(lengths[i]), context_length, budgets
-            )
-        if error is not None:
-            errors[row.index] = error
-            lengths[i] = 0
-            digest = hashlib.blake2b(digest_size=_KEY_BYTES)
-            digest.update(f"error {error.code} {error.message}".encode(errors="replace"))
-            columns.base_keys += digest.digest()
-            continue
-        assert isinstance(number, int)
-        answers = formats.formats[number]
-        format_id[i] = number
-        assert isinstance(options, SamplingOptions)
-        settings_id[i] = settings.number(options, None if answers is None else answers.grammar)
-        room = context_length - int(lengths[i])
-        max_tokens[i] = min(options.max_tokens or DEFAULT_MAX_TOKENS, room)
-        if options.seed is not None:
-            seeds[i], has_seed[i] = options.seed, True
-        columns.base_keys += _base_key(
-            batch.tokens[i], options, int(max_tokens[i]), formats.identity(number), may_retry
-        )
-    columns.format_id.append(format_id)
-    columns.settings_id.append(settings_id)
-    columns.max_tokens.append(max_tokens)
-    columns.seeds.append(seeds)
-    columns.has_seed.append(has_seed)
-    columns.ids.append(pa.array([row.id for row in rows], type=source.id_type))
-    return _drop_rows(batch.tokens, lengths), batch.num_cleaned
-
-
-def _base_key(
-    token_ids: NDArray[np.uint32],
-    options: SamplingOptions,
-    max_tokens: int,
-    answers: str,
-    may_retry: bool,
-) -> bytes:
-    """16 bytes over what determines an answer beside the job's fingerprint.
-
-    ``answers`` names a format of the row's own, "" for the run's.
-    """
-    digest = hashlib.blake2b(token_ids.tobytes(), digest_size=_KEY_BYTES)
-    sampled = options.temperature > 0
-    digest.update(
-        repr(
-            (
-                max_tokens,
-                options.temperature,
-                (options.top_p, options.top_k, options.min_p, options.seed if sampled else None)
-                if sampled or may_retry
-                else None,
-                options.repetition_penalty,
-                options.presence_penalty,
-                options.frequency_penalty,
-                options.stop,
-            )
-        ).encode()
-    )
-    if answers:
-        digest.update(answers.encode())
-    return digest.digest()
+    return _assemble(writer.finish(), source, reader, formats)
 
 
 def _drop_rows(tokens: TokenTable, lengths: I64) -> TokenTable:
@@ -327,68 +330,28 @@ def _with_opening(
     return TokenTable(np.concatenate(parts), offsets)
 
 
-def _occurrences(keys: NDArray[np.uint8]) -> I64:
-    """int64[n]: how many earlier rows have the same key."""
-    n = len(keys)
-    occurrence = np.zeros(n, dtype=np.int64)
-    if n == 0:
-        return occurrence
-    halves = np.ascontiguousarray(keys).view(np.uint64).reshape(n, 2)
-    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable
-    same = np.zeros(n, dtype=bool)
-    same[1:] = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
-    position = np.arange(n, dtype=np.int64)
-    group_start = np.maximum.accumulate(np.where(same, 0, position))
-    occurrence[order] = position - group_start
-    return occurrence
-
-
 def _assemble(
-    tokens: TokenTable,
-    source: JobSource,
-    columns: _Columns,
-    settings: _Settings,
-    formats: AnswerFormats,
-    errors: dict[int, RowError],
-    num_cleaned: int,
+    tokens: TokenTable, source: JobSource, reader: _Reader, formats: AnswerFormats
 ) -> Intake:
-    settings_id = np.concatenate([np.zeros(0, dtype=np.int32), *columns.settings_id])
-    format_id = np.concatenate([np.zeros(0, dtype=np.int32), *columns.format_id])
-    max_tokens = np.concatenate([np.zeros(0, dtype=np.int32), *columns.max_tokens])
-    num_forced = np.concatenate([np.zeros(0, dtype=np.int32), *columns.num_forced])
-    seeds = np.concatenate([np.zeros(0, dtype=np.int64), *columns.seeds])
-    has_seed = np.concatenate([np.zeros(0, dtype=bool), *columns.has_seed])
-    base_keys = np.frombuffer(bytes(columns.base_keys), dtype=np.uint8).reshape(-1, _KEY_BYTES)
-    distinct = tuple(settings.numbered)
-    greedy = np.array([s.temperature == 0 for s in distinct] or [True])
-    draws = ~greedy[settings_id] & ~has_seed
-    if errors:
-        draws[np.fromiter(errors, dtype=np.int64, count=len(errors))] = False
-    occurrence = np.where(draws, _occurrences(base_keys), 0)
-    content_keys = base_keys.copy()
-    # Fold the occurrence into the key's last eight bytes; zero leaves it as it is.
-    content_keys[:, 8:] ^= (
-        (occurrence.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8).reshape(-1, 8)
-    )
-    if not distinct:
-        distinct = (RowSettings(),)
+    columns, keys = reader.columns, reader.keys
     return Intake(
         tokens=tokens,
         ids=pa.chunked_array(columns.ids, type=source.id_type).combine_chunks(),
-        errors=errors,
+        errors=reader.errors,
         requests=RequestTable(
-            settings=distinct,
-            settings_id=settings_id,
-            max_tokens=max_tokens,
+            settings=tuple(reader.settings.numbered) or (RowSettings(),),
+            settings_id=np.concatenate([np.zeros(0, dtype=np.int32), *columns.settings_id]),
+            max_tokens=np.concatenate([np.zeros(0, dtype=np.int32), *columns.max_tokens]),
             rng_key=np.zeros(len(tokens), dtype=np.uint64),
-            num_forced=num_forced,
+            num_forced=np.concatenate([np.zeros(0, dtype=np.int32), *columns.num_forced]),
         ),
         formats=tuple(formats.formats),
-        format_id=format_id,
-        seeds=seeds,
-        has_seed=has_seed,
-        base_keys=base_keys,
-        content_keys=content_keys,
-        occurrence=occurrence,
-        num_cleaned=num_cleaned,
+        format_id=np.concatenate([np.zeros(0, dtype=np.int32), *columns.format_id]),
+        seeds=np.concatenate([np.zeros(0, dtype=np.int64), *columns.seeds]),
+        has_seed=np.concatenate([np.zeros(0, dtype=bool), *columns.has_seed]),
+        base_keys=keys.base,
+        content_keys=keys.keys,
+        former_keys=None if reader.former is None else reader.former.keys,
+        occurrence=keys.occurrence,
+        num_cleaned=reader.num_cleaned,
     )
