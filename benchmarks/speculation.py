@@ -195,8 +195,12 @@ def main() -> None:
     options = parse()
     load_before = load_average()
     entry = {
-        "command": "python benchmarks/speculation.py " + " ".join(sys.argv[1:]),
-        "settings": {"model": options.model, "threads": options.threads, "repeat": options.repeat},
+        "command": "python benchmarks/speculation.py "
+        + " ".join(
+            f"--{name.replace('_', '-')} {value}"
+            for name, value in vars(options).items()
+            if name != "out"
+        ),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "runs": measure_all(options),
