@@ -10,7 +10,12 @@ import math
 from typing import Any
 
 from batchradix.schema.answers import json_text
-from batchradix.schema.keywords import CHECKED_FORMATS, NUMBER_KEYWORDS, OBJECT_KEYWORDS
+from batchradix.schema.keywords import (
+    CHECKED_FORMATS,
+    EXACT_LENGTH,
+    NUMBER_KEYWORDS,
+    OBJECT_KEYWORDS,
+)
 from batchradix.schema.merge import Node, implied_types
 from batchradix.schema.normalise import Normalised, number_range
 from batchradix.schema.pattern import grammar_pattern
@@ -144,6 +149,8 @@ class GrammarWriter:
         lengths: dict[str, Any] = {
             key: node[key] for key in ("minLength", "maxLength") if key in node
         }
+        if lengths.get("maxLength", 0) - lengths.get("minLength", 0) > EXACT_LENGTH:
+            self._note(node, "maxLength")
         if "pattern" not in node:
             return {**schema, **lengths}
         try:

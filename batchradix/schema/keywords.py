@@ -24,6 +24,9 @@ SCHEMAS = (
     "else",
 )
 
+EXACT_LENGTH = 128
+"""Characters beyond ``minLength`` up to which decoding bounds strings with escapes too."""
+
 STRING_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
 NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 ARRAY_KEYWORDS = ("items", "prefixItems", "minItems", "maxItems")

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from batchradix.schema.keywords import EXACT_LENGTH
 from batchradix.schema.pattern_parser import (
     Alt,
     Anchor,
@@ -138,8 +139,11 @@ def _string(schema: dict[str, Any]) -> float:
     if "format" in schema:
         _require(schema.keys() == {"format"} and schema["format"] in _FORMATS)
         return _FORMAT
-    length = max(schema.get("minLength", 0), schema.get("maxLength", 0))
-    return float(5 + min(length, _MOST_COUNT))
+    # The rules of all strings with bounds are the same few (`bounded_text`): a time that is
+    # known, some seconds at most. Longer ones are counted by the library.
+    least = schema.get("minLength", 0)
+    _require(max(least, schema.get("maxLength", least) - least) <= EXACT_LENGTH)
+    return 5.0
 
 
 def _pattern(text: str) -> float:

@@ -4,8 +4,7 @@ Three things are changed about what xgrammar makes of a schema, each by editing 
 form of its grammar, and only when that form is known to be read back as the same grammar:
 
 - large string enums become a shared graph of rules (`word_graph`), which compiles at once;
-- strings with a length bound may hold escapes (quotes, line ends), and no raw control
-  characters, which JSON forbids.
+- strings with a length bound may hold escapes, see `bounded_text`.
 """
 
 from __future__ import annotations
@@ -16,18 +15,10 @@ from typing import Any
 
 import xgrammar
 
+from batchradix.engine.grammar.bounded_text import with_bounded_text
 from batchradix.engine.grammar.word_graph import enum_rules
 
 LARGE_ENUM = 256  # values from which a string enum is worth a graph of its own
-
-_BOUNDED_CHARACTERS = '_characters ::= (([^\\"\\\\\\r\\n]))'
-_HEX = "[A-Fa-f0-9]"
-# An escape counts as the one character it stands for, so those of half a surrogate pair, of
-# which JSON Schema counts two as one, are left out: such characters can be written themselves.
-_LEGAL_CHARACTERS = (
-    '_characters ::= (([^\\0-\\x1f\\"\\\\]) | ("\\\\" [\\"\\\\/bfnrt])'
-    f' | ("\\\\u" [0-9A-CEFa-cef] {_HEX} {_HEX} {_HEX}) | ("\\\\u" [Dd] [0-7] {_HEX} {_HEX}))'
-)
 
 # Where a schema stands inside a schema. Places whose meaning depends on comparing branches
 # (oneOf, not, if) are left out: there xgrammar has to see the values themselves.
@@ -68,7 +59,7 @@ def _convert(source: str) -> xgrammar.Grammar:
 def _edited(grammar: xgrammar.Grammar, lifted: dict[str, list[str]]) -> xgrammar.Grammar | None:
     """The grammar with our rules in it; None where the printed form cannot be trusted."""
     printed = str(grammar)
-    text = printed.replace(_BOUNDED_CHARACTERS, _LEGAL_CHARACTERS)
+    text = with_bounded_text(printed)
     if text == printed and not lifted:
         return grammar
     if str(xgrammar.Grammar.from_ebnf(printed)) != printed:

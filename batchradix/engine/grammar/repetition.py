@@ -17,6 +17,7 @@ from batchradix.engine.grammar.open_text import (
 )
 from batchradix.engine.grammar.outline import Outline, Schema
 from batchradix.engine.grammar.pattern_walk import PatternWalk
+from batchradix.schema.keywords import EXACT_LENGTH
 from batchradix.schema.pattern_parser import UnsupportedPattern
 from batchradix.types import GrammarSpec
 
@@ -104,8 +105,10 @@ class RepetitionGuard:
         return False
 
     def _may_lengthen(self, schema: Schema) -> bool:
-        if _is_listed(schema) or "maxLength" in schema or self._outline is None:
+        if _is_listed(schema) or self._outline is None:
             return False
+        if "maxLength" in schema:  # beyond, strings with escapes are not bounded
+            return int(schema["maxLength"]) - int(schema.get("minLength", 0)) > EXACT_LENGTH
         walk = self._outline.walk(schema)
         return walk is None or not walk.is_finite
 
