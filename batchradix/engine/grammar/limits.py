@@ -54,20 +54,23 @@ class AnswerLimits:
         """The answer closed within ``max_tokens``, keeping as much of it as leaves room.
 
         ``state``: the matcher after ``token_ids``; where it stands afterwards is not defined.
-        Of how much is kept a few lengths are tried, first ever shorter ones and then halves;
-        one in between might keep a little more. None where no closing is found.
+        Of how much is kept a few lengths are tried: shorter ones by what was missing, then halves
+        until the budget is full. None where no closing is found.
         """
-        trial = _Trial(self._closer, self._forced, state, token_ids, max_tokens)
+        trial = _Trial(self._closer, self._forced, state, token_ids)
         num_kept, too_many, step = len(token_ids), len(token_ids) + 1, 1
         best = trial.closed(num_kept)
-        while best is None and num_kept:
-            too_many, num_kept = num_kept, max(0, num_kept - step)
+        while best is None or len(best.token_ids) > max_tokens:
+            if not num_kept:
+                return None
+            missing = step if best is None else max(step, len(best.token_ids) - max_tokens)
+            too_many, num_kept = num_kept, max(0, num_kept - missing)
             step *= 2
             best = trial.closed(num_kept)
-        while best is not None and too_many - num_kept > 1:
+        while len(best.token_ids) < max_tokens and too_many - num_kept > 1:
             middle = (num_kept + too_many) // 2
             found = trial.closed(middle)
-            if found is None:
+            if found is None or len(found.token_ids) > max_tokens:
                 too_many = middle
             else:
                 num_kept, best = middle, found
@@ -91,18 +94,16 @@ class _Trial:
         forced: ForcedText,
         state: AnyState,
         token_ids: Sequence[int],
-        max_tokens: int,
     ) -> None:
         self._closer = closer
         self._forced = forced
         self._state = state
         self._token_ids = token_ids
-        self._max_tokens = max_tokens
         self._place = len(token_ids)  # of the state
 
     def closed(self, num_kept: int) -> ClosedAnswer | None:
         """The answer closed after its first tokens, or where they end within a character after
-        one token fewer; None where that is not found or takes too many tokens."""
+        one token fewer; None where that is not found."""
         begun = self._bytes(num_kept)
         while not _is_text(begun):
             num_kept -= 1
@@ -113,7 +114,7 @@ class _Trial:
             return None
         closing = rest.decode()
         ids = self._forced.spell(closing)
-        if num_kept + len(ids) > self._max_tokens or (closing and not ids):
+        if closing and not ids:
             return None
         return ClosedAnswer(
             token_ids=(*self._token_ids[:num_kept], *ids),
