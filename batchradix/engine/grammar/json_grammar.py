@@ -1,8 +1,10 @@
 """JSON Schema text to an xgrammar grammar: compact, typed, closed, exact where xgrammar is not.
 
-Three things are changed about what xgrammar makes of a schema, each by editing the printed
+Some things are changed about what xgrammar makes of a schema, each by editing the printed
 form of its grammar, and only when that form is known to be read back as the same grammar:
 
+- a character from U+0080 to U+00FF before a hexadecimal digit (`über`) is parted from it, or the
+  two are taken for one other character;
 - large string enums become a shared graph of rules (`word_graph`), which compiles at once;
 - strings with a length bound may hold escapes, see `bounded_text`.
 """
@@ -10,6 +12,7 @@ form of its grammar, and only when that form is known to be read back as the sam
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +22,10 @@ from batchradix.engine.grammar.bounded_text import with_bounded_text
 from batchradix.engine.grammar.word_graph import enum_rules
 
 LARGE_ENUM = 256  # values from which a string enum is worth a graph of its own
+
+_HEX = "[A-Fa-f0-9]"
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
+_ESCAPE = re.compile(rf"\\(?:x|u00){_HEX}{{2}}(?P<runs_on>(?={_HEX}))?|\\.")
 
 # Where a schema stands inside a schema. Places whose meaning depends on comparing branches
 # (oneOf, not, if) are left out: there xgrammar has to see the values themselves.
@@ -58,9 +65,10 @@ def _convert(source: str) -> xgrammar.Grammar:
 
 def _edited(grammar: xgrammar.Grammar, lifted: dict[str, list[str]]) -> xgrammar.Grammar | None:
     """The grammar with our rules in it; None where the printed form cannot be trusted."""
-    printed = str(grammar)
+    original = str(grammar)
+    printed = _parted(original)
     text = with_bounded_text(printed)
-    if text == printed and not lifted:
+    if text == original and not lifted:
         return grammar
     if str(xgrammar.Grammar.from_ebnf(printed)) != printed:
         return None
@@ -72,10 +80,22 @@ def _edited(grammar: xgrammar.Grammar, lifted: dict[str, list[str]]) -> xgrammar
             return None
         text = text.replace(literal, rule)
         try:
-            rules += enum_rules(values, rule)
+            rules += map(_parted, enum_rules(values, rule))
         except UnicodeEncodeError:
             return None
     return xgrammar.Grammar.from_ebnf("\n".join([text.rstrip("\n"), *rules]) + "\n")
+
+
+def _parted(printed: str) -> str:
+    """The printed grammar with literals cut in two where a hexadecimal digit follows an escape of
+    two, which would be read as one of more."""
+
+    def literal(found: re.Match[str]) -> str:
+        if found[0].startswith("["):
+            return found[0]
+        return _ESCAPE.sub(lambda e: e[0] + '" "' if e["runs_on"] is not None else e[0], found[0])
+
+    return _LITERAL.sub(literal, printed)
 
 
 def _is_large_enum(schema: Any) -> bool:

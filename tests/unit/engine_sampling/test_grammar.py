@@ -285,3 +285,21 @@ def test_completeness_is_seen_whatever_the_width_of_the_mask(new_compiler, vocab
 def test_a_string_with_a_length_bound_counts_an_escape_as_one_character(compile_schema, text, fits):
     state = GrammarState(compile_schema({"type": "string", "maxLength": 3}))
     assert (state.accept_text(text) and state.can_stop) is fits
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_letter_before_a_hexadecimal_digit_stays_itself(compile_schema, count):
+    words = ["über", "Fläche", "éa", "\x80f", "日a", "\\xe9a", 'é"a', "😀1", "naïf"]
+    values = [f"{word}{number}" for word in words for number in range(count)]
+    schema = {
+        "type": "object",
+        "properties": {"Fläche": {"type": "string", "maxLength": 2}, "k": {"enum": values}},
+        "required": ["Fläche", "k"],
+        "additionalProperties": False,
+    }
+    compiled = compile_schema(schema)
+    for value in values:
+        state = GrammarState(compiled)
+        text = json.dumps({"Fläche": "ab", "k": value}, ensure_ascii=False, separators=(",", ":"))
+        assert state.accept_text(text)
+        assert state.is_complete
