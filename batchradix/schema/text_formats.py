@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from batchradix.errors import RowErrorCode, SchemaError
 from batchradix.schema.answers import VALUE_METADATA, InvalidAnswer
 from batchradix.schema.pattern_parser import UnsupportedPattern
-from batchradix.schema.pattern_text import PatternCheck, ebnf, whole_pattern
+from batchradix.schema.pattern_text import PatternCheck, plain_pattern, whole_pattern
 from batchradix.types import GrammarSpec
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ _ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 class _TextFormat:
-    """``value`` is the answer's text, a string."""
+    """``value`` is the answer's text, a string. ``choices``: what there is to choose from, in
+    order, where it is listed."""
 
+    choices: tuple[str, ...] | None = None
     takes_stop = True
     notices: tuple[str, ...] = ()
 
@@ -68,7 +70,7 @@ class RegexFormat(_TextFormat):
         if not any(self._check.chars):
             raise SchemaError("regex: the pattern matches nothing but the empty text")
         self.text = pattern
-        self.grammar = GrammarSpec(kind="ebnf", source=f"root ::= {ebnf(expression)}\n")
+        self.grammar = GrammarSpec(kind="regex", source=plain_pattern(expression))
 
     def parse(self, text: str) -> str:
         """The text itself. Raises `InvalidAnswer` where it does not match."""
@@ -107,6 +109,7 @@ class ChoiceFormat(_TextFormat):
 
     kind = "choices"
     prompt_line = "Answer with one of these texts and nothing else:"
+    choices: tuple[str, ...]
 
     def __init__(self, choices: Sequence[str]) -> None:
         """Raises `SchemaError` for no choices, for what is no text, an empty or repeated one."""
