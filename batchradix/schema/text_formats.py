@@ -21,12 +21,11 @@ _ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 class _TextFormat:
-    """``value`` is the answer's text, a string. ``choices``: what there is to choose from, in
-    order, where it is listed."""
+    """``value`` is the answer's text, a string."""
 
-    choices: tuple[str, ...] | None = None
     takes_stop = True
     notices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | None = None
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -109,7 +108,6 @@ class ChoiceFormat(_TextFormat):
 
     kind = "choices"
     prompt_line = "Answer with one of these texts and nothing else:"
-    choices: tuple[str, ...]
 
     def __init__(self, choices: Sequence[str]) -> None:
         """Raises `SchemaError` for no choices, for what is no text, an empty or repeated one."""
@@ -127,8 +125,8 @@ class ChoiceFormat(_TextFormat):
         if len(set(choices)) < len(choices):
             repeated = next(choice for choice in choices if list(choices).count(choice) > 1)
             raise SchemaError(f"choices: {repeated!r} occurs twice")
-        self.choices = tuple(choices)
-        self.text = json.dumps(self.choices, ensure_ascii=False, separators=(",", ":"))
+        self._texts = self.choices = tuple(choices)
+        self.text = json.dumps(self._texts, ensure_ascii=False, separators=(",", ":"))
         self.grammar = GrammarSpec(kind="choices", source=self.text)
 
     @property
@@ -139,7 +137,7 @@ class ChoiceFormat(_TextFormat):
 
     def parse(self, text: str) -> str:
         """The text itself. Raises `InvalidAnswer` where it is no choice."""
-        if text not in self.choices:
+        if text not in self._texts:
             raise InvalidAnswer(
                 RowErrorCode.SCHEMA_MISMATCH, f"{_short(text)} is none of the choices"
             )
