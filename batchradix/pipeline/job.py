@@ -184,7 +184,7 @@ def run(
             opening_tokens=planned.summary.opening_tokens,
             duplicate_rows=planned.summary.duplicates,
             output=path,
-            warnings=[*warnings, *parts.warnings, *table.warnings],
+            warnings=[*warnings, *parts.warnings, *planned.warnings, *table.warnings],
             plan_s=time.monotonic() - started_s,
         )
         for text in table.warnings:

@@ -39,7 +39,7 @@ from batchradix.types import (
 class Planned:
     """Every row read and ordered. ``plan`` holds all rows that can run, ``cached``:
     int32[n] what each prompt shares over the whole job, ``leaders``: int64[n] whose answer it
-    takes. ``rng_key``: uint64[n]."""
+    takes. ``rng_key``: uint64[n]. ``warnings``: what reading the rows brought up, said already."""
 
     rows: Intake
     plan: Plan
@@ -47,6 +47,7 @@ class Planned:
     cached: I32
     rng_key: U64
     summary: PlanSummary
+    warnings: tuple[str, ...]
 
 
 def plan_rows(
@@ -75,10 +76,11 @@ def plan_rows(
         folder=folder,
         budgets=Budgets(parts.checkpoint),
     )
-    for text in formats.notices:
-        progress.warn(text)
+    warnings = list(formats.notices)
     if rows.num_cleaned:
-        progress.warn(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
+        warnings.append(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
+    for text in warnings:
+        progress.warn(text)
     plan = make_plan(rows.tokens, rows.runnable)
     rng_key = rng_keys(
         parts.config.sampling.seed or 0,
@@ -103,6 +105,7 @@ def plan_rows(
         cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
         rng_key=rng_key,
         summary=_summary(rows, plan, leaders),
+        warnings=tuple(warnings),
     )
 
 

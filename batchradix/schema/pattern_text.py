@@ -1,4 +1,4 @@
-"""Regular expressions that a whole answer matches: as grammar rules, and as a check of text.
+"""Regular expressions that a whole answer matches: in plain words, and as a check of text.
 
 The check walks the states that the expression can be in, so it takes a time that grows with
 the text alone, whatever the expression; Python's ``re`` may take for ever.
@@ -22,6 +22,8 @@ from batchradix.schema.pattern_parser import (
 
 MAX_STATES = 20_000
 _SURROGATES = (0xD800, 0xDFFF)
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", "\v": "\\v"}
+_SIGNS = frozenset("\\.[]{}()*+?^$|/-")
 
 
 def whole_pattern(text: str) -> Expression:
@@ -70,27 +72,32 @@ def _without_surrogates(low: int, high: int) -> Iterable[tuple[int, int]]:
         yield max(low, last + 1), high
 
 
-def ebnf(node: Expression) -> str:
-    """The right-hand side of a rule that matches what the expression matches."""
+def plain_pattern(node: Expression) -> str:
+    """The expression as a pattern that the grammar library and `parse_pattern` read alike.
+
+    ``node`` as `whole_pattern` returns it: no anchors, no classes with names, no lazy repetitions.
+    """
     if isinstance(node, Chars):
         (low, high), *others = node.ranges
         if low == high and not others:
-            return f'"{_code(low)}"'
+            return _code(low)
         return f"[{''.join(_class_range(low, high) for low, high in node.ranges)}]"
     if isinstance(node, Concat):
-        return " ".join(map(ebnf, node.parts)) or '""'
+        return "".join(map(plain_pattern, node.parts))
     if isinstance(node, Alt):
-        return f"({' | '.join(map(ebnf, node.branches))})"
+        return f"({'|'.join(map(plain_pattern, node.branches))})"
     assert isinstance(node, Repeat)
     least, most, item = node.least, node.most, node.item
     if most == 0:
-        return '""'
-    # What may be empty is not repeated as it is: its empty turns would make no progress.
-    inner = ebnf(item) if isinstance(item, Chars) else f"({ebnf(item)})"
+        return ""
+    inner = plain_pattern(item)
+    if not isinstance(item, Chars | Alt):
+        inner = f"({inner})"
     if (least, most) == (1, 1):
         return inner
     if (least, most) == (0, 1):
-        return f'({inner} | "")'
+        # Not (...)?: xgrammar 0.2.9 loses the first characters of what ends in {2,3} there.
+        return f"({inner}|)"
     if most is None and least <= 1:
         return f"{inner}{'+' if least else '*'}"
     return f"{inner}{{{least},{'' if most is None else most}}}"
@@ -101,9 +108,14 @@ def _class_range(low: int, high: int) -> str:
 
 
 def _code(code: int) -> str:
-    if chr(code).isalnum() and code < 0x80:
-        return chr(code)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    char = chr(code)
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if code < 0x20 or 0x7F <= code < 0xA0:
+        return f"\\x{code:02x}"
+    if char in "\u2028\u2029\ufeff":
+        return f"\\u{code:04x}"
+    return f"\\{char}" if char in _SIGNS else char
 
 
 @dataclass(slots=True)

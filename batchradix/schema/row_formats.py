@@ -42,7 +42,7 @@ class RowFormats:
         try:
             key = cell if isinstance(cell, str) else json.dumps(cell)
         except (TypeError, ValueError, RecursionError) as error:
-            raise SchemaError(f"schema: {type(cell).__name__} is no JSON: {error}") from None
+            raise SchemaError(f"{type(cell).__name__} is no JSON: {error}") from None
         if key not in self._known:
             try:
                 self._known[key] = self._load(self._value(cell))
@@ -58,7 +58,7 @@ class RowFormats:
             try:
                 return json.loads(cell)
             except (ValueError, RecursionError) as error:
-                raise SchemaError(f"schema: the text is not JSON: {error}") from None
+                raise SchemaError(f"the text is not JSON: {error}") from None
         return _without_nulls(cell) if self._drops_nulls else cell
 
     def _load(self, value: Any) -> OutputSchema | None:
@@ -66,11 +66,11 @@ class RowFormats:
             return self._openai_format(value)
         if self.column == RESPONSE_FORMAT:
             raise SchemaError(
-                f"response_format: expected an object whose type is "
+                f"expected an object whose type is "
                 f"{', '.join(_SHAPES[:-1])} or {_SHAPES[-1]}, not {_short(value)}"
             )
         if not isinstance(value, Mapping | bool):
-            raise SchemaError(f"schema: expected an object or its JSON text, not {_short(value)}")
+            raise SchemaError(f"expected an object or its JSON text, not {_short(value)}")
         return load_schema(value)
 
     def _openai_format(self, value: Mapping[str, Any]) -> OutputSchema | None:
@@ -83,7 +83,7 @@ class RowFormats:
         if isinstance(schema, str):
             schema = self._value(schema)
         if not isinstance(schema, Mapping | bool):
-            raise SchemaError("response_format: there is no schema at json_schema.schema")
+            raise SchemaError("there is no schema at json_schema.schema")
         return load_schema(schema)
 
 

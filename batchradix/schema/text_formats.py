@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from batchradix.errors import RowErrorCode, SchemaError
 from batchradix.schema.answers import VALUE_METADATA, InvalidAnswer
 from batchradix.schema.pattern_parser import UnsupportedPattern
-from batchradix.schema.pattern_text import PatternCheck, ebnf, whole_pattern
+from batchradix.schema.pattern_text import PatternCheck, plain_pattern, whole_pattern
 from batchradix.types import GrammarSpec
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RegexFormat(_TextFormat):
         if not any(self._check.chars):
             raise SchemaError("regex: the pattern matches nothing but the empty text")
         self.text = pattern
-        self.grammar = GrammarSpec(kind="ebnf", source=f"root ::= {ebnf(expression)}\n")
+        self.grammar = GrammarSpec(kind="regex", source=plain_pattern(expression))
 
     def parse(self, text: str) -> str:
         """The text itself. Raises `InvalidAnswer` where it does not match."""

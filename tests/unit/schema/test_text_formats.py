@@ -27,7 +27,9 @@ _BYTES = xgrammar.GrammarCompiler(
 
 
 def taken_by_grammar(format_: AnswerFormat, texts: list[str]) -> list[bool]:
-    compiled = _BYTES.compile_grammar(xgrammar.Grammar.from_ebnf(format_.grammar.source))
+    spec = format_.grammar
+    read = xgrammar.Grammar.from_regex if spec.kind == "regex" else xgrammar.Grammar.from_ebnf
+    compiled = _BYTES.compile_grammar(read(spec.source))
     found = []
     for text in texts:
         matcher = xgrammar.GrammarMatcher(compiled)
@@ -47,7 +49,11 @@ def taken_by_check(format_: AnswerFormat, text: str) -> bool:
 def patterns(draw: st.DrawFn, depth: int = 3) -> str:
     """Patterns that ECMA-262 and Python read alike."""
     if depth == 0 or draw(st.integers(0, 2)) == 0:
-        return draw(st.sampled_from(["a", "b", "é", "[ab]", "[^a]", r"\d", r"\.", '"', r"\\"]))
+        return draw(
+            st.sampled_from(
+                ["a", "b", "é", "[ab]", "[^a]", r"[\]\-^x]", r"\d", r"\.", '"', r"\\", "/", "😀"]
+            )
+        )
     kind = draw(st.sampled_from(["concat", "alt", "repeat"]))
     parts = draw(st.lists(patterns(depth=depth - 1), min_size=1, max_size=3))
     if kind == "concat":
@@ -57,13 +63,19 @@ def patterns(draw: st.DrawFn, depth: int = 3) -> str:
     return f"({parts[0]}){draw(st.sampled_from(['*', '+', '?', '{2}', '{1,2}', '{0,3}', '{2,}']))}"
 
 
-@given(patterns(), st.lists(st.text(alphabet='abé1."\\c', max_size=6), min_size=1, max_size=12))
+@given(
+    patterns(), st.lists(st.text(alphabet='abé1."\\c]-x/😀', max_size=6), min_size=1, max_size=12)
+)
 @settings(derandomize=True, max_examples=60, deadline=None)
 def test_grammar_check_and_python_agree_on_every_pattern(pattern: str, texts: list[str]) -> None:
     format_ = RegexFormat(pattern)
     expected = [re.fullmatch(pattern, text, re.ASCII) is not None for text in texts]
     assert [taken_by_check(format_, text) for text in texts] == expected
     assert taken_by_grammar(format_, texts) == expected
+    again = RegexFormat(
+        format_.grammar.source
+    )  # our parser reads what we write as the library does
+    assert [taken_by_check(again, text) for text in texts] == expected
 
 
 @pytest.mark.parametrize("pattern", ["^(a|b)$", "^a|b$", "(^a$|^b$)", "a|b", "(?:a|b)"])
@@ -92,6 +104,26 @@ def test_what_no_grammar_can_enforce_is_refused(pattern: str, problem: str) -> N
     with pytest.raises(SchemaError, match=r"^regex: ") as refused:
         RegexFormat(pattern)
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"\n\t", "\n\t", "nt"),
+        (r"[^\n]", "a", "\n"),
+        (r".", "\x01", "\u2028"),
+        (r"\s", "\u2028", "\u200b"),
+        (r"\x7f\u0080", "\x7f\x80", "x"),
+        (r"\u{1F600}", "😀", "u"),
+        (r"(x[0-9]{2,3})?y", "x12y", "12y"),
+    ],
+)
+def test_characters_that_are_hard_to_write_are_written_right(
+    pattern: str, good: str, bad: str
+) -> None:
+    format_ = RegexFormat(pattern)
+    assert taken_by_grammar(format_, [good, bad]) == [True, False]
+    assert [taken_by_check(format_, text) for text in (good, bad)] == [True, False]
 
 
 def test_a_pattern_that_python_takes_for_ever_over_is_checked_at_once() -> None:
