@@ -9,7 +9,7 @@ they are wrong there is no benchmark (exit code 1). All systems run the same wei
 threads and prompts and write as many tokens, each in a process of its own, in turns.
 
 structured-6-fields compares batchradix with itself instead, its shortcuts on and off: the same
-rows by two engines in turns (`structured`), and beside them an enum-of-8 classification.
+rows by several engines in turns (`structured`), and beside them an enum-of-8 classification.
 """
 
 from __future__ import annotations

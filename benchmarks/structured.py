@@ -1,6 +1,6 @@
 """Structured answers with every shortcut and with none, over the same model and prompts.
 
-Two engines stand side by side in one process and answer the same rows in turns. Their prompts
+Engines stand side by side in one process and answer the same rows in turns. Their prompts
 are computed before anything is timed, so the times are what the answers alone cost. A forced
 opening stands behind the prompt, but is answer: it is computed, and counted, in the timed part.
 """
@@ -25,7 +25,15 @@ SHORTCUTS_OFF: Mapping[str, Any] = {"forced_text": False}
 """The engine options by which a user turns shortcuts off. Computing only those rows of the
 output layer that may be chosen has no option, so both sides do it."""
 
-MODES: Mapping[str, Mapping[str, Any]] = {"on": {}, "off": SHORTCUTS_OFF}
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "on": {},
+    "guessing": {"speculate": "auto"},
+    "off": SHORTCUTS_OFF,
+}
+"""As a user has it, with guessing ahead beside that, and with nothing."""
+
+
+TIMES = ("decode", "answer", "cpu", "total")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +174,7 @@ class Side:
 
 
 def measure_modes(setup: Setup, workload: Workload) -> dict[str, Any]:
-    """Both sides in turns; the first turn of each warms it up and is not counted."""
+    """All sides in turns; the first turn of each warms it up and is not counted."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sides = {name: Side(setup, workload, options) for name, options in MODES.items()}
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
@@ -180,21 +188,30 @@ def measure_modes(setup: Setup, workload: Workload) -> dict[str, Any]:
         for side in sides.values():
             side.close()
     found = {name: _medians(sides[name], turns[name], workload.num_rows) for name in sides}
-    on, off = found["on"], found["off"]
-    last_on, last_off = turns["on"][-1], turns["off"][-1]
+    off, last_off = found["off"], turns["off"][-1]
     return {
         "rows": workload.num_rows,
         "digest": workload.digest,
         "prompt_tokens": sides["on"].prompt_tokens,
         "distinct_tokens": sides["on"].distinct_tokens,
+        "answers": len(last_off.texts),
         "modes": found,
-        "equal_texts": sum(last_on.texts[row] == text for row, text in last_off.texts.items()),
-        "answers": len(last_on.texts),
-        "ratios": {
-            what: round(off[f"{what}_s"] / on[f"{what}_s"], 2) if on[f"{what}_s"] else None
-            for what in ("answer", "decode", "cpu", "total")
+        "off_over": {
+            name: {
+                **{what: _ratio(off[f"{what}_s"], found[name][f"{what}_s"]) for what in TIMES},
+                "equal_texts": sum(
+                    turns[name][-1].texts[row] == text for row, text in last_off.texts.items()
+                ),
+            }
+            for name in sides
+            if name != "off"
         },
     }
+
+
+def _ratio(slow_s: float, fast_s: float) -> float | None:
+    """None where the fast one took no time that was measured."""
+    return round(slow_s / fast_s, 2) if fast_s else None
 
 
 def _medians(side: Side, turns: Sequence[Turn], num_rows: int) -> dict[str, Any]:
@@ -242,9 +259,9 @@ def report_modes(name: str, numbers: Mapping[str, Any]) -> None:
             f"{found['answer_ms_per_row']:.1f}",
         )
         print(f"{mode:10}" + "".join(f"{cell:>11}" for cell in cells))
-    ratios = numbers["ratios"]
-    print(
-        "off over on: "
-        + ", ".join(f"{what} {ratio or '-'}" for what, ratio in ratios.items())
-        + f"; {numbers['equal_texts']} of {numbers['answers']} answers have the same text"
-    )
+    for mode, ratios in numbers["off_over"].items():
+        times_less = ", ".join(f"{what} {ratios[what] or '-'}" for what in TIMES)
+        print(
+            f"off over {mode}: {times_less}; {ratios['equal_texts']} of {numbers['answers']} "
+            f"answers have the same text"
+        )
