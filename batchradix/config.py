@@ -230,7 +230,8 @@ class EngineOptions:
 class OutputOptions:
     """Where results go and in which shape.
 
-    ``retry``: statuses (``error``, ``truncated``) of an earlier run's rows that run again.
+    ``reuse``: where the job has changed, rows whose prompt and settings are the same keep their
+    results. ``retry``: statuses (``error``, ``truncated``) of an earlier run's rows that run again.
     ``failed_rows``: a file that takes the input rows that failed. ``abort_after_failures``:
     error rows after which the run is given up. ``keep_truncated``: truncated rows keep the
     value they were closed to, and a column ``cut`` says from where on it is not the model's.
@@ -241,6 +242,7 @@ class OutputOptions:
     unnest: bool = False
     keep_truncated: bool = False
     restart: bool = False
+    reuse: bool = False
     retry: tuple[str, ...] = ()
     failed_rows: Path | None = None
     allow_failures: float = 0.0
@@ -253,6 +255,7 @@ class OutputOptions:
                 f"retry must be error, truncated or both, not {status!r}",
             )
         _require(not (self.retry and self.restart), "retry and restart exclude each other")
+        _require(not (self.reuse and self.restart), "reuse and restart exclude each other")
         limit = self.abort_after_failures
         _require(
             limit is None or (type(limit) is int and limit >= 1),

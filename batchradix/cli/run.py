@@ -148,6 +148,10 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an earlier run (the default).")
     ] = False,
+    reuse: Annotated[
+        bool,
+        typer.Option("--reuse", help="Of a changed job keep rows whose prompt and settings stay."),
+    ] = False,
     retry: Annotated[
         str, typer.Option(help="Run an earlier run's failed rows again: error, truncated or both.")
     ] = "",
@@ -238,6 +242,7 @@ def run(
             unnest=unnest,
             keep_truncated=keep_truncated,
             restart=restart,
+            reuse=reuse,
             retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
             failed_rows=None if errors is None else Path(fill_dates(str(errors), date)),
             abort_after_failures=abort_after_failures,

@@ -14,6 +14,7 @@ import numpy as np
 from batchradix.config import EngineSettings, RunConfig
 from batchradix.errors import OutputMismatchError
 from batchradix.pipeline.failed_rows import check_failed_rows
+from batchradix.pipeline.former import REMEDY, may_take_over
 from batchradix.pipeline.job import EngineFactory, RadixEngines
 from batchradix.pipeline.parts import Parts, fingerprint, open_parts
 from batchradix.pipeline.planned import (
@@ -111,18 +112,20 @@ def _check_table(parts: Parts, output: Path) -> None:
         output,
         result_schema(
             id_type=parts.source.id_type,
-            value_type=None if parts.schema is None else parts.schema.arrow_type,
+            value_type=None if parts.values is None else parts.values.arrow_type,
+            choices=None
+            if parts.values is None or not parts.config.sampling.probabilities
+            else parts.values.choices,
             keep=parts.source.keep_schema(options.keep) if options.keep else None,
             unnest=options.unnest,
             keep_truncated=options.keep_truncated,
             metadata={},
         ),
     )
-    changes = other_job(output, fingerprint(parts))
-    if changes and not options.restart:
+    changed, changes = other_job(output, fingerprint(parts))
+    if changed and not options.restart and not may_take_over(changed, options):
         raise OutputMismatchError(
-            f"{options.path} holds the results of another job ({changes}); give another output, "
-            f"or --restart to throw those results away"
+            f"{options.path} holds the results of another job ({changes}); {REMEDY}"
         )
 
 
@@ -188,8 +191,8 @@ def _lines(parts: Parts, checked: Checked, settings: EngineSettings) -> list[tup
             f"tokens in {tempfile.gettempdir()} while it runs",
         ),
     ]
-    if parts.schema is not None:
-        lines.insert(3, ("answers", str(parts.schema.arrow_type)))
+    if parts.values is not None:
+        lines.insert(3, ("answers", str(parts.values.arrow_type)))
     for code, (count, sentence) in checked.error_rows.items():
         lines.append((code, f"{count:,} rows; the first: {sentence}"))
     return lines

@@ -28,6 +28,7 @@ from batchradix.config import (
 from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
+from batchradix.pipeline.former import REMEDY, find_former
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -160,13 +161,23 @@ def run(
             check_failed_rows(failed_rows, path, parts.source)
         check_scores(parts, make_engine.check_scores)
         identity = fingerprint(parts)
+        former = None
         if folder is not None:
-            check_fingerprint(folder, identity, restart=config.output.restart)
+            former = find_former(folder, identity, config.output)
+            if former is None:
+                restart = config.output.restart
+                check_fingerprint(folder, identity, restart=restart, remedy=REMEDY)
         # The token files stay mapped; their names go at once, so that a kill leaves none behind.
         with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
             planned = plan_rows(
-                parts, folder=Path(tokens_folder), progress=progress, opening=make_engine.opening
+                parts,
+                folder=Path(tokens_folder),
+                progress=progress,
+                opening=make_engine.opening,
+                former=None if former is None else former.settings,
             )
+        if former is not None and folder is not None:
+            former.take_over(folder, identity, planned.rows)
         table = Table(
             planned.rows,
             source=parts.source,

@@ -16,7 +16,7 @@ from batchradix.config import (
 )
 from batchradix.errors import RowErrorCode
 from batchradix.pipeline.budget import Budgets
-from batchradix.pipeline.intake import Intake, read_rows
+from batchradix.pipeline.intake import FormerSettings, Intake, read_rows
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.row_formats import AnswerFormats, Opening
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
@@ -51,12 +51,18 @@ class Planned:
 
 
 def plan_rows(
-    parts: Parts, *, folder: Path | None, progress: Progress, opening: Opening | None = None
+    parts: Parts,
+    *,
+    folder: Path | None,
+    progress: Progress,
+    opening: Opening | None = None,
+    former: FormerSettings | None = None,
 ) -> Planned:
     """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files.
 
     ``opening`` tells with which tokens every answer under a grammar begins; they then stand
     behind the prompts and are planned with them. None for an engine that samples them.
+    ``former``: settings under which rows may have been run before.
     """
     from batchradix.engine.rng import rng_keys
 
@@ -75,6 +81,7 @@ def plan_rows(
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
         budgets=Budgets(parts.checkpoint),
+        former=former,
     )
     warnings = list(formats.notices)
     if rows.num_cleaned:

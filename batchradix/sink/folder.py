@@ -224,13 +224,18 @@ def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
 
 
 def check_fingerprint(
-    folder: RunFolder, fingerprint: Mapping[str, Any], *, restart: bool = False
+    folder: RunFolder,
+    fingerprint: Mapping[str, Any],
+    *,
+    restart: bool = False,
+    remedy: str = "give another output, or --restart to throw those results away",
 ) -> None:
     """Makes the folder this job's, or refuses one that holds another job's results.
 
     ``fingerprint`` is a JSON object; entries are compared one by one. With ``restart`` the
     folder is emptied first. A damaged ``run.json`` is written anew when every shard carries
     this job's digest, and that of a job which was stopped before its first result makes way.
+    ``remedy`` says what can be done where the results are another job's.
     Raises `OutputMismatchError` naming what changed, or that a file of the output's name
     exists which no job of this folder wrote.
     """
@@ -248,21 +253,22 @@ def check_fingerprint(
         raise OutputMismatchError(
             f"{folder.shown} holds the results of another job ("
             + "; ".join(_changes(state["fingerprint"], wanted))
-            + "); give another output, or --restart to throw those results away"
+            + f"); {remedy}"
         )
     folder.job = digest
 
 
-def other_job(output: Path, fingerprint: Mapping[str, Any]) -> str:
-    """In words, what tells the job whose results an output holds from that of a fingerprint;
-    "" where it is the same, or there are none. Takes no lock and writes nothing."""
+def other_job(output: Path, fingerprint: Mapping[str, Any]) -> tuple[frozenset[str], str]:
+    """What tells the job whose results an output holds from that of a fingerprint: the entries,
+    and in words; nothing where it is the same, or there are no results. Takes no lock and
+    writes nothing."""
     try:
         state = json.loads((output.with_name(output.name + WORK_SUFFIX) / "run.json").read_bytes())
         found = state["fingerprint"]
         wanted = json.loads(json.dumps(fingerprint))
-        return "" if found == wanted else "; ".join(_changes(found, wanted))
+        return changed_entries(found, wanted), "; ".join(_changes(found, wanted))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""
+        return frozenset(), ""
 
 
 def read_fingerprint(folder: RunFolder) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ OPTIONS = {
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
         "--probabilities", "--choose", "--speculate",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
-        "--restart", "--resume", "--retry", "--errors",
+        "--restart", "--resume", "--reuse", "--retry", "--errors",
         "--allow-failures", "--abort-after-failures", "--deadline",
         "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--dry-run",
     },
