@@ -163,6 +163,9 @@ class Answering:
     def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
         return ()
 
+    def check_scores(self, spec: GrammarSpec) -> None:
+        del spec  # every choice can be looked at
+
     def __call__(self, settings: EngineSettings) -> Answering:
         return self
 
