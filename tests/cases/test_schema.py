@@ -207,6 +207,23 @@ SCHEMAS: dict[str, Any] = {
     },
     "an unanchored pattern": {"type": "string", "pattern": "b", "maxLength": 3},
     "a pattern of nested repeats": {"type": "string", "pattern": "^(a+)+$", "maxLength": 3},
+    "objects or null in a list": {
+        "type": "array",
+        "items": {"anyOf": [_object(x={"type": "integer", "minimum": 0, "maximum": 9}),
+                            {"type": "null"}]},
+        "minItems": 1,
+        "maxItems": 2,
+    },
+    "an integer beyond 63 bits": _object(a={"const": 2**64 - 1}),
+    "numbers that differ in their last digit": _object(a={"enum": [0.1, 0.10000000000000002]}),
+    "a reference with escapes": {
+        "$defs": {"a/b~c": {"const": 1}}, **_object(a={"$ref": "#/$defs/a~1b~0c"}),
+    },
+    "an anchor": {"$defs": {"s": {"$anchor": "q", "const": 2}}, **_object(a={"$ref": "#q"})},
+    "two objects of one discriminator": {
+        "anyOf": [_object(kind={"const": 1}), _object(kind={"const": 2}, b={"const": 3})],
+    },
+    "a constant with a NUL": _object(a={"const": "a\0b"}),
     "a map": {
         "type": "object",
         "propertyNames": {"maxLength": 2},
