@@ -81,6 +81,26 @@ def test_the_general_example_runs_on_a_folder_of_its_names(
     assert pq.read_table(tmp_path / "answers.parquet")["value"].to_pylist() == [{"n": 7}] * 2
 
 
+def test_the_job_file_of_the_readme_is_good(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    [job] = blocks("README.md", "toml")
+    for folder in ("tickets", "answers"):
+        (tmp_path / folder).mkdir()
+    rows = pa.table({"text": ["a", "b"], "customer": ["x", "y"]})
+    pq.write_table(rows, tmp_path / "tickets" / "2026-11-29.parquet")
+    (tmp_path / "prompt.jinja").write_text("{{ text }}{{ schema }}")
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    (tmp_path / "nightly.toml").write_text(job)
+    model = str(tiny_model_folder("const", prefer='7}"1'))
+    command = ["run", "nightly.toml", "--date", "2026-11-30", "--model", model]
+    done = run([*BATCHRADIX, *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(tmp_path / "answers" / "2026-11-29.parquet")
+    assert table["value"].to_pylist() == [{"n": 7}] * 2
+    assert table["customer"].to_pylist() == ["x", "y"]
+
+
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_the_main_command_of_the_readme_ends_in_a_typed_table(tmp_path: Path) -> None:
