@@ -83,7 +83,11 @@ class Closer:
             return b""
         if isinstance(state, ChoiceState):
             return state.shortest_rest()
-        for rest in self._ways(text):
+        try:
+            ways = self._ways(text)
+        except RecursionError:  # nested so deeply that a search would take gigabytes
+            return None
+        for rest in ways:
             if rest and _completes(state, rest):
                 return rest
         return self._searched(state)
@@ -97,8 +101,8 @@ class Closer:
             opened = read_open(text)
             if opened:
                 return _Ending(self._outline, text, opened).ways(0, self._outline.root)
-        except (ValueError, ArithmeticError, RecursionError):
-            # No JSON, no character, a number beyond reckoning, or nested too deeply.
+        except (ValueError, ArithmeticError):
+            # No JSON, no character, a number beyond reckoning.
             return []
         if opened is None:
             return []
