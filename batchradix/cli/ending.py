@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from batchradix._version import VERSION
 from batchradix.config import RunConfig
-from batchradix.report.summary import Summary
+
+if TYPE_CHECKING:
+    from batchradix.report.summary import Summary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class Ending:
 
     def close(self, exit_code: int, summary: Summary | None, error: str = "") -> None:
         """``summary`` is None where the run did not get as far as one."""
+        from batchradix.report.summary import Summary
+
         counted = summary or Summary(model=self.config.model, output=self.config.output.path)
         if self.history is not None:
             self._note(exit_code, counted, error)

@@ -6,9 +6,10 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from batchradix.types import Usage
+if TYPE_CHECKING:
+    from batchradix.types import Usage
 
 _PAUSE_S = 10.0
 

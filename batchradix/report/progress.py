@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from batchradix.report.json_log import JsonLog
-from batchradix.types import Usage
+
+if TYPE_CHECKING:
+    from batchradix.types import Usage
 
 _FIRST_LINE_AFTER_S = 5.0
 _MOST_LINES = 24  # of plain progress in one run; the pause between them doubles

@@ -81,9 +81,7 @@ def test_the_general_example_runs_on_a_folder_of_its_names(
     assert pq.read_table(tmp_path / "answers.parquet")["value"].to_pylist() == [{"n": 7}] * 2
 
 
-def test_the_job_file_of_the_docs_is_good(
-    tiny_model_folder: MakeTinyModel, tmp_path: Path
-) -> None:
+def test_the_job_file_of_the_docs_is_good(tiny_model_folder: MakeTinyModel, tmp_path: Path) -> None:
     [job] = blocks("docs/jobs.md", "toml")
     for folder in ("tickets", "answers"):
         (tmp_path / folder).mkdir()

@@ -17,7 +17,7 @@ from batchradix.config import EngineOptions, EngineSettings, OutputOptions, RunC
 from batchradix.config import SamplingOptions as Sampling
 from batchradix.errors import OptionError, OutputMismatchError
 from batchradix.schema.output_schema import OutputSchema
-from batchradix.types import Engine, Status
+from batchradix.types import Engine, GrammarSpec, Status
 
 MakeTinyModel = Callable[..., Path]
 STRING = {"type": "string"}
@@ -64,6 +64,9 @@ class NoEngines:
 
     def __init__(self, checkpoint: Checkpoint, schema: OutputSchema | None) -> None:
         self.opening = pipeline.RadixEngines(checkpoint, schema).opening
+
+    def check_scores(self, spec: GrammarSpec) -> None:
+        return
 
     def __call__(self, settings: EngineSettings) -> Engine:
         raise AssertionError("weights were loaded")
