@@ -24,6 +24,7 @@ AIRFLOW = "apache-airflow==3.3.2"
 DAGSTER = "dagster==1.13.29"
 
 MakeTinyModel = Callable[..., Path]
+Scheduler = Callable[[str, str, int], subprocess.CompletedProcess[str]]
 
 
 def load(name: str) -> ModuleType:
@@ -229,7 +230,7 @@ def test_the_readme_runs_with_its_own_model(installed: Path) -> None:
 
 
 @pytest.fixture
-def scheduler(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def scheduler(tmp_path: Path) -> Scheduler:
     """Installs a package in an environment of its own and runs a program there, beside a
     ``batchradix`` that notes its arguments, prints `SUMMARY` and ends with a code."""
 
@@ -282,7 +283,7 @@ print("success", ran.success, ran.output_for_node("answer_new_rows") if ran.succ
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_airflow_imports_the_dag_and_runs_its_task(scheduler: Callable[..., object]) -> None:
+def test_airflow_imports_the_dag_and_runs_its_task(scheduler: Scheduler) -> None:
     done = scheduler(AIRFLOW, AIRFLOW_PROGRAM, 0)
     assert done.returncode == 0, done.stderr
     assert f"pushed {json.dumps(SUMMARY)}" in done.stdout
@@ -295,7 +296,7 @@ def test_airflow_imports_the_dag_and_runs_its_task(scheduler: Callable[..., obje
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_dagster_runs_the_job(scheduler: Callable[..., object], tmp_path: Path) -> None:
+def test_dagster_runs_the_job(scheduler: Scheduler, tmp_path: Path) -> None:
     assert "success True 3" in scheduler(DAGSTER, DAGSTER_PROGRAM, 0).stdout
     assert (tmp_path / "arguments").read_text().split() == ["run", "/jobs/job.toml", "--json"]
     assert "success True 3" in scheduler(DAGSTER, DAGSTER_PROGRAM, 143).stdout
