@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from batchradix.errors import ModelError
+
 FULL_HASH_BYTES = 2 * 2**30
 _EDGE_BYTES = 2**20
 _CHUNK_BYTES = 2**20
@@ -29,8 +31,19 @@ def content_hash(
     It covers the bytes of the settings, tokenizer and template files and, of every weight file,
     name, size and SHA-256. Weights of more than `FULL_HASH_BYTES` together would take too long:
     then name, size, the safetensors header and the first and last MiB of each file stand for it.
-    A GGUF file's name does not count, its content is all there is.
+    A GGUF file's name does not count, its content is all there is. Raises `ModelError` when a
+    file cannot be read.
     """
+    try:
+        return _content_hash(path, kind, weight_files)
+    except OSError as error:
+        name = error.filename or path
+        raise ModelError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _content_hash(
+    path: Path, kind: Literal["safetensors", "gguf"], weight_files: tuple[Path, ...]
+) -> str:
     digest = hashlib.sha256(b"batchradix model 1\n")
     if kind == "safetensors":
         for name in _SETTINGS:

@@ -134,7 +134,13 @@ class CompilerChild:
     def _why_it_ended(self) -> SchemaError:
         code = self._process.wait()
         words = self._last_words()
-        if code in (MEMORY_EXIT, -signal.SIGKILL) or "bad_alloc" in words:
+        if code == -signal.SIGKILL:  # nobody but the kernel has a reason to
+            return SchemaError(
+                f"the process that compiles the grammar of the output schema was killed, most "
+                f"likely because the machine ran out of memory; free memory, lower "
+                f"--grammar-memory or {_SMALLER}"
+            )
+        if code == MEMORY_EXIT or "bad_alloc" in words:
             return SchemaError(
                 f"the grammar of the output schema takes more than "
                 f"{self._memory_bytes / 2**20:.0f} MiB of memory to compile; {_SMALLER} or raise "

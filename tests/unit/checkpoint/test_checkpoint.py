@@ -223,3 +223,10 @@ def test_a_checkpoint_can_be_pickled(make_folder: Make) -> None:
 
 def test_the_default_model_is_listed_as_a_demonstration() -> None:
     assert LISTED_MODELS[DEFAULT_MODEL].is_demonstration
+
+
+def test_a_weight_file_that_cannot_be_read_is_named_by_the_hash(make_folder: Make) -> None:
+    checkpoint = open_checkpoint(str(make_folder(kind="llama3")))
+    (checkpoint.path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read: No such file"):
+        _ = checkpoint.content_hash

@@ -131,11 +131,18 @@ def test_a_grammar_that_takes_too_much_time_memory_or_crashes_is_a_schema_error(
     assert capfd.readouterr().err == ""
 
 
-def test_a_crash_is_named(compiler):
-    compiler.compile(EBNF)
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSEGV, r"crashed \(SIGSEGV\)"),
+        (signal.SIGKILL, "was killed, most likely because the machine ran out of memory"),
+    ],
+)
+def test_a_crash_is_named(compiler, number, said):
+    compiler.compile(GrammarSpec(kind="ebnf", source=f'root ::= "{number:d}"'))
     pid = pid_of(compiler)
-    threading.Timer(0.2, os.kill, (pid, signal.SIGSEGV)).start()
-    with pytest.raises(SchemaError, match=r"crashed \(SIGSEGV\)"):
+    threading.Timer(0.2, os.kill, (pid, number)).start()
+    with pytest.raises(SchemaError, match=said):
         compiler.compile(COSTLY)
     assert is_gone(pid)
 
