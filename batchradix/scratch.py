@@ -57,7 +57,8 @@ class Scratch:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 # A hole that cannot be filled later would kill the process instead of raising.
                 _reserve(file.fileno(), num_bytes)
-                return self._map(file.fileno(), num_bytes, kind).reshape(shape)
+                mapped: NDArray[Any] = self._map(file.fileno(), num_bytes, kind).reshape(shape)
+                return mapped
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -158,7 +159,8 @@ class ScratchColumn:
                 raise self._scratch._unwritable(error) from error
             finally:
                 self._file.close()
-        return flat if self._width is None else flat.reshape(-1, self._width)
+        whole: NDArray[Any] = flat if self._width is None else flat.reshape(-1, self._width)
+        return whole
 
     def _write(self) -> None:
         try:

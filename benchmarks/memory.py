@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).with_name("results") / "memory.json"
 KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared", "VmRSS": "all"}
-SAMPLE_S = 0.02
+SAMPLE_S = 0.1
 WRITE_ROWS = 50_000
 
 

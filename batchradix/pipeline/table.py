@@ -111,7 +111,7 @@ class Table:
         rows = self._rows
         digest = hashlib.sha256()
         for part in windows(len(rows)):
-            digest.update(np.ascontiguousarray(rows.content_keys[part]))
+            digest.update(rows.content_keys[part].tobytes())
             ids = rows.ids.slice(part.start, part.stop - part.start).combine_chunks()
             digest.update(pa.record_batch([ids], names=["id"]).serialize())
         self._scratch.let_go()
@@ -137,9 +137,9 @@ class Table:
         row_of_record = scratch.full(len(committed), -1, np.int64)
         done = np.zeros(len(self._rows), dtype=bool)
         for part in windows(len(done)):
-            records = record_of_row[part]
-            done[part] = records >= 0
-            row_of_record[records[done[part]]] = part.start + np.flatnonzero(done[part])
+            found = record_of_row[part]
+            done[part] = found >= 0
+            row_of_record[found[done[part]]] = part.start + np.flatnonzero(done[part])
         for path, records in committed.by_shard():
             rows = row_of_record[records]
             here = np.flatnonzero(rows >= 0)

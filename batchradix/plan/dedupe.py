@@ -15,7 +15,7 @@ def find_duplicates(
     tokens: TokenTable,
     plan: Plan,
     *,
-    settings_id: I32,
+    settings_id: I32 | I64,
     max_tokens: I32,
     rng_key: U64,
     is_greedy: NDArray[np.bool_],
@@ -25,7 +25,7 @@ def find_duplicates(
 
     Two rows of the plan have the same answer when tokens, settings and ``max_tokens`` agree
     and, unless the row is greedy, its random numbers too. The leader is the first of them by
-    row number. All arrays are by table row: ``settings_id``, ``max_tokens``: int32;
+    row number. All arrays are by table row: ``settings_id``, ``max_tokens``: integers;
     ``rng_key``: uint64; ``is_greedy``: bool. Rows outside the plan lead themselves. The array is
     made in ``scratch`` (None: in memory).
     """

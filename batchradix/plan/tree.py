@@ -143,7 +143,7 @@ def _add_block(
     if not len(row_first):
         return ending_stop
     leaves = begin + rank[: len(row_first)]
-    from_row = block.start + int(row_first[0])
+    from_row: int = block.start + int(row_first[0])
     inner = num_ending[: len(row_first)].copy()
     inner[-1] = block.stop - (block.start + int(row_first[-1]))
     nodes.leaf_of[from_row : block.stop] = np.repeat(leaves, inner)
