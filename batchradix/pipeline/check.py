@@ -29,6 +29,7 @@ from batchradix.sink.columns import result_schema
 from batchradix.sink.folder import check_output, other_job
 from batchradix.sink.formats import check_format
 
+_SCRATCH_ROW_BYTES = 300  # beside its tokens, an id of some bytes included
 _TEXT_BYTES = 5  # of an answer's token, generously
 
 
@@ -37,7 +38,7 @@ class Checked:
     """A job that would run. ``error_rows``: by code, how many rows could not, and the sentence
     of the first. ``kv_bytes`` is the pool's size, ``weight_bytes`` the model's in its dtype;
     ``disk_bytes`` is what answers could take at most beside and in the output, ``token_bytes``
-    what the tokens take in the temporary folder; both with what is free there."""
+    what tokens and plan take in the temporary folder; both with what is free there."""
 
     lines: list[tuple[str, str]]
     error_rows: dict[str, tuple[int, str]]
@@ -155,7 +156,7 @@ def _report(
         # Text and value, in the shards and in the finished file.
         disk_bytes=4 * _TEXT_BYTES * most_answer_tokens + 256 * len(rows),
         disk_free_bytes=shutil.disk_usage(folder).free,
-        token_bytes=4 * rows.tokens.num_tokens,
+        token_bytes=4 * rows.tokens.num_tokens + _SCRATCH_ROW_BYTES * len(rows),
         temporary_free_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
         warnings=list(parts.warnings),
     )
