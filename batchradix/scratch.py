@@ -65,7 +65,7 @@ class Scratch:
     def full(self, num_rows: int, value: int, dtype: DTypeLike) -> NDArray[Any]:
         """An array of ``num_rows`` times ``value`` that can be written."""
         array = self.zeros(num_rows, dtype)
-        for part in windows(num_rows):
+        for part in self.windows(num_rows):
             array[part] = value
         return array
 
@@ -101,11 +101,24 @@ class Scratch:
         if base is not None:
             self._maps.add(base)
 
+    def read_only(self, path: Path) -> NDArray[np.uint8]:
+        """The bytes of a file that is not empty, mapped; the file may be removed meanwhile."""
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._maps.add(mapped)
+        return np.frombuffer(mapped, dtype=np.uint8)
+
     def let_go(self) -> None:
         """Takes the pages of all arrays out of this process's memory; they come back when used."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in list(self._maps):
                 mapped.madvise(mmap.MADV_DONTNEED)
+
+    def windows(self, num_rows: int, size: int = WINDOW_ROWS) -> Iterator[slice]:
+        """As `windows`, letting go of what was read and written of each before the next."""
+        for part in windows(num_rows, size):
+            yield part
+            self.let_go()
 
     def _open(self) -> Any:
         return tempfile.TemporaryFile(dir=self._folder)

@@ -24,7 +24,7 @@ from batchradix.pipeline.row_formats import AnswerFormats, row_place
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
 from batchradix.schema.answer_format import AnswerFormat
-from batchradix.scratch import Scratch, windows
+from batchradix.scratch import Scratch
 from batchradix.types import (
     I32,
     I64,
@@ -347,7 +347,7 @@ def _assemble(
 ) -> Intake:
     columns, keys = reader.columns, reader.keys.finish()
     lengths = scratch.zeros(len(tokens), np.int64)
-    for part in windows(len(tokens)):
+    for part in scratch.windows(len(tokens)):
         lengths[part] = np.diff(tokens.offsets[part.start : part.stop + 1])
     num_forced = columns.num_forced.finish()
     intake = Intake(

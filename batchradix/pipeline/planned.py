@@ -148,7 +148,7 @@ def rng_keys_of(
 
     keys = scratch.zeros(len(rows), np.uint64)
     greedy = np.array([settings.temperature == 0 for settings in rows.requests.settings])
-    for part in windows(len(rows)):
+    for part in scratch.windows(len(rows)):
         has_seed = rows.has_seed[part]
         if not greedy_have_seeds:
             has_seed = has_seed & ~greedy[rows.requests.settings_id[part]]
@@ -163,7 +163,7 @@ def _cached(rows: Intake, plan: Plan, scratch: Scratch) -> I32:
     cached = shared_prefix(plan, len(rows), scratch)
     num_forced = rows.requests.num_forced
     if num_forced is not None:
-        for part in windows(len(rows)):
+        for part in scratch.windows(len(rows)):
             cached[part] = np.minimum(cached[part], rows.lengths[part] - num_forced[part])
     return cached
 
@@ -171,7 +171,7 @@ def _cached(rows: Intake, plan: Plan, scratch: Scratch) -> I32:
 def _is_greedy(rows: Intake, scratch: Scratch) -> NDArray[np.bool_]:
     greedy = np.array([settings.temperature == 0 for settings in rows.requests.settings])
     found = scratch.zeros(len(rows), np.bool_)
-    for part in windows(len(rows)):
+    for part in scratch.windows(len(rows)):
         found[part] = greedy[rows.requests.settings_id[part]]
     return found
 
@@ -179,7 +179,7 @@ def _is_greedy(rows: Intake, scratch: Scratch) -> NDArray[np.bool_]:
 def _answer_kind(rows: Intake, scratch: Scratch) -> I64:
     """int64[n]: equal for rows of equal settings whose answers are read alike."""
     kind = scratch.zeros(len(rows), np.int64)
-    for part in windows(len(rows)):
+    for part in scratch.windows(len(rows)):
         settings_id = rows.requests.settings_id[part].astype(np.int64)
         kind[part] = settings_id * len(rows.formats) + rows.format_id[part]
     return kind
@@ -218,7 +218,7 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     tails = requests.max_tokens
     if requests.num_forced is not None:
         tails = scratch.zeros(len(planned.rows), np.int32)
-        for part in windows(len(tails)):
+        for part in scratch.windows(len(tails)):
             tails[part] = requests.max_tokens[part] - requests.num_forced[part]
     demand = demand_tokens(alone, tree, tails, options.batch_size or DEFAULT_BATCH_SIZE)
     scratch.let_go()
@@ -249,7 +249,7 @@ def make_job(
             # numpy keeps the last of repeated assignments, so the first row is assigned last
             rows = todo[part][::-1]
             first[leader[rows]] = rows
-        for part in windows(len(todo)):
+        for part in scratch.windows(len(todo)):
             runs_for[todo[part]] = first[leader[todo[part]]]
         plan = drop_followers(planned.plan, runs_for, scratch)
         tree = build_tree(plan, planned.rows.lengths, scratch) if prefix_cache else tree

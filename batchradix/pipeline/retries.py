@@ -83,7 +83,7 @@ class Retries:
             requests = rows.requests
             # Greedy rows of different seeds have one answer, so they have to draw alike here.
             keys = rng_keys_of(rows, self._run_seed, scratch, greedy_have_seeds=False)
-            for part in windows(len(keys)):
+            for part in scratch.windows(len(keys)):
                 keys[part] = attempt_keys(keys[part], attempt)
             self._requests[attempt] = replace(
                 requests,

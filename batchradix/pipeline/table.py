@@ -20,7 +20,7 @@ from batchradix.jobs.base import JobSource
 from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import ValueColumn
-from batchradix.scratch import Scratch, windows
+from batchradix.scratch import Scratch
 from batchradix.sink.columns import result_schema, shard_schema
 from batchradix.sink.finalise import finalise
 from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
@@ -110,11 +110,10 @@ class Table:
         """Names what the finished file is made of beside the committed answers."""
         rows = self._rows
         digest = hashlib.sha256()
-        for part in windows(len(rows)):
+        for part in self._scratch.windows(len(rows)):
             digest.update(rows.content_keys[part].tobytes())
             ids = rows.ids.slice(part.start, part.stop - part.start).combine_chunks()
             digest.update(pa.record_batch([ids], names=["id"]).serialize())
-        self._scratch.let_go()
         digest.update(json.dumps([self._options.unnest, self._options.keep_truncated]).encode())
         if keep is not None:
             digest.update(keep.serialize())
@@ -136,7 +135,7 @@ class Table:
         )
         row_of_record = scratch.full(len(committed), -1, np.int64)
         done = np.zeros(len(self._rows), dtype=bool)
-        for part in windows(len(done)):
+        for part in scratch.windows(len(done)):
             found = record_of_row[part]
             done[part] = found >= 0
             row_of_record[found[done[part]]] = part.start + np.flatnonzero(done[part])

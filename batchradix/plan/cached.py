@@ -21,8 +21,9 @@ def shared_prefix(plan: Plan, num_rows: int, scratch: Scratch | None = None) -> 
     what a resumed run still has to do nor on timing. A row equal to an earlier one shares its
     whole prompt; rows outside the plan share nothing.
     """
-    shared = (scratch or Scratch(least_bytes=None)).zeros(num_rows, np.int32)
-    for part in windows(len(plan)):
+    scratch = scratch or Scratch(least_bytes=None)
+    shared = scratch.zeros(num_rows, np.int32)
+    for part in scratch.windows(len(plan)):
         shared[plan.order[part]] = plan.lcp[part]
     return shared
 

@@ -29,10 +29,12 @@ def find_duplicates(
     ``rng_key``: uint64; ``is_greedy``: bool. Rows outside the plan lead themselves. The array is
     made in ``scratch`` (None: in memory).
     """
-    leaders = (scratch or Scratch(least_bytes=None)).zeros(len(tokens), np.int64)
-    for part in windows(len(tokens)):
+    scratch = scratch or Scratch(least_bytes=None)
+    leaders = scratch.zeros(len(tokens), np.int64)
+    for part in scratch.windows(len(tokens)):
         leaders[part] = np.arange(part.start, part.stop)
     for begin, stop in _whole_groups(tokens, plan):
+        scratch.let_go()
         order = np.asarray(plan.order[begin:stop])
         repeats = _repeats(tokens, plan, begin, stop)[1:]
         group = np.cumsum(np.append(False, ~repeats))
@@ -88,13 +90,13 @@ def drop_followers(plan: Plan, leaders: I64, scratch: Scratch | None = None) -> 
     """
     scratch = scratch or Scratch(least_bytes=None)
     num_kept = 0
-    for part in windows(len(plan)):
+    for part in scratch.windows(len(plan)):
         order = plan.order[part]
         num_kept += int((leaders[order] == order).sum())
     kept_order, kept_lcp = scratch.zeros(num_kept, np.int64), scratch.zeros(num_kept, np.int32)
     filled = 0
     least = 0  # shared since the last leader, 0 before the first
-    for part in windows(len(plan)):
+    for part in scratch.windows(len(plan)):
         order, lcp = np.asarray(plan.order[part]), np.asarray(plan.lcp[part])
         kept = np.flatnonzero(leaders[order] == order)
         if not len(kept):

@@ -100,7 +100,7 @@ class _Sorter:
             num_tokens = int(offsets[-1])
         else:
             num_tokens = 0
-            for part in windows(num_rows):
+            for part in self._scratch.windows(num_rows):
                 here = rows[part]
                 num_tokens += int((offsets[here + 1] - offsets[here]).sum())
         return _SORT_TOKEN_BYTES * num_tokens + _SORT_ROW_BYTES * num_rows
@@ -145,6 +145,7 @@ class _Sorter:
             kind = 2 * passed - equal
             found[begin + places[places >= 0]] = kind[places >= 0]
             begin = stop
+            self._scratch.let_go()
         return found
 
     def _window(self, rows: I64 | None, begin: int, num_rows: int) -> int:
@@ -224,13 +225,12 @@ def common_prefixes(tokens: TokenTable, order: I64, scratch: Scratch | None = No
 
     The array is made in ``scratch`` (None: in memory).
     """
-    lcp = (scratch or Scratch(least_bytes=None)).zeros(len(order), np.int32)
-    for part in windows(len(order)):
+    scratch = scratch or Scratch(least_bytes=None)
+    lcp = scratch.zeros(len(order), np.int32)
+    for part in scratch.windows(len(order)):
         before = max(0, part.start - 1)
         found = _neighbours(tokens, np.asarray(order[before : part.stop]))
         lcp[part] = found[part.start - before :]
-        if scratch is not None:
-            scratch.let_go()
     return lcp
 
 

@@ -42,7 +42,7 @@ def build_tree(
         places = np.concatenate([np.arange(block.start, block.stop), behind.places])
         lowest = np.flatnonzero(np.diff(np.minimum.accumulate(lcp), prepend=lcp[0] + 1) < 0)
         behind = _Behind(lcp[lowest], places[lowest])
-    scratch.let_go()
+        scratch.let_go()
     return nodes.tree(block_rows)
 
 
@@ -81,7 +81,7 @@ class _Nodes:
         parent = self._scratch.zeros(len(first), np.int64)
         start = self._scratch.zeros(len(first), np.int32)
         above = np.zeros(0, dtype=np.int64)  # nodes before the block that hold its first row
-        for block in windows(len(first), block_rows):
+        for block in self._scratch.windows(len(first), block_rows):
             nodes = np.concatenate([above, np.arange(block.start, block.stop)])
             lasts, begins = last[nodes], first[nodes]
             # The nearest node before, in preorder, that has not ended at this position.
@@ -92,10 +92,9 @@ class _Nodes:
             start[block] = np.where(found >= 0, end[nodes[found]], 0)
             if block.stop < len(first):
                 above = nodes[lasts > first[block.stop]]
-        for rows in windows(len(self.leaf_of), block_rows):
+        for rows in self._scratch.windows(len(self.leaf_of), block_rows):
             leaves = self.leaf_of[rows]
             self.leaf_of[rows] = np.where(leaves >= 0, leaves - self._begin, -1)
-        self._scratch.let_go()
         return PlanTree(
             parent=parent,
             start=start,
@@ -160,14 +159,14 @@ def flat_tree(plan: Plan, lengths: I64, scratch: Scratch | None = None) -> PlanT
     scratch = scratch or Scratch(least_bytes=None)
     # Rows without tokens come first.
     num_empty = 0
-    for rows in windows(len(plan)):
+    for rows in scratch.windows(len(plan)):
         num_empty += int((np.asarray(lengths)[plan.order[rows]] == 0).sum())
     num_nodes = len(plan) - num_empty
     parent = scratch.full(num_nodes, -1, np.int64)
     leaf_of = scratch.full(len(plan), -1, np.int64)
     first, last = scratch.zeros(num_nodes, np.int64), scratch.zeros(num_nodes, np.int64)
     end = scratch.zeros(num_nodes, np.int32)
-    for nodes in windows(num_nodes):
+    for nodes in scratch.windows(num_nodes):
         numbers = np.arange(nodes.start, nodes.stop)
         leaf_of[numbers + num_empty] = numbers
         first[nodes], last[nodes] = numbers + num_empty, numbers + num_empty + 1

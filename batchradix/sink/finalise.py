@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchradix.errors import InputError, SinkError
-from batchradix.scratch import Scratch, windows
+from batchradix.scratch import Scratch
 from batchradix.sink.columns import arrange
 from batchradix.sink.durable import publish
 from batchradix.sink.folder import RunFolder, is_finished, mark_finished
@@ -131,9 +131,8 @@ def _pieces(
     folder: RunFolder, committed: Committed, source: I64, scratch: Scratch
 ) -> Iterator[Piece]:
     targets = scratch.full(len(committed), -1, np.int64)
-    for part in windows(len(source)):
+    for part in scratch.windows(len(source)):
         targets[source[part]] = np.arange(part.start, part.stop)
-    scratch.let_go()
     for path, records in committed.by_shard():
         if (targets[records] >= 0).any():
             yield load_shard(folder, path), np.array(targets[records])

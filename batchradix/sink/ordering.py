@@ -23,6 +23,7 @@ GROUP_BYTES = 16 << 20
 WINDOW_ROWS = 16_384
 WINDOW_BYTES = 16 << 20
 _SPOOL_ROWS = 256
+_BATCHES_BETWEEN = 512  # between two times at which pages of the spool are let go
 
 Piece = tuple[pa.RecordBatch, I64]
 """A batch and its rows' targets, int64[num_rows]; a row with target -1 is left out."""
@@ -72,6 +73,7 @@ class _SortedGroups:
         self._spool = spool
         self._file: Any = None
         self._writer: Any = None
+        self._opened: Any = None
         self._batches: list[pa.RecordBatch] = []
         self._num_batches = 0
         self._batch_of = scratch.zeros(num_rows, np.int32)
@@ -129,10 +131,11 @@ class _SortedGroups:
         order = np.argsort(batch_of, kind="stable")
         cuts = np.flatnonzero(np.diff(batch_of[order])) + 1
         batch = self._reader()
-        parts = [
-            batch(int(batch_of[places[0]])).take(pa.array(position_of[places]))
-            for places in np.split(order, cuts)
-        ]
+        parts = []
+        for places in np.split(order, cuts):
+            parts.append(batch(int(batch_of[places[0]])).take(pa.array(position_of[places])))
+            if len(parts) % _BATCHES_BETWEEN == 0:
+                self._scratch.let_go()
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return pa.concat_batches(parts).take(pa.array(back))
@@ -140,11 +143,15 @@ class _SortedGroups:
     def _reader(self) -> Any:
         if not self.spilled:
             return self._batches.__getitem__
-        # a fresh map for each window, so that pages read for the last one are let go
-        return pa.ipc.open_file(pa.memory_map(str(self._spool))).get_batch
+        if self._opened is None:
+            assert self._spool is not None
+            mapped = self._scratch.read_only(self._spool)
+            self._opened = pa.ipc.open_file(pa.py_buffer(mapped))
+        self._scratch.let_go()
+        return self._opened.get_batch
 
     def close(self) -> None:
-        self._batches = []
+        self._batches, self._opened = [], None
         if self._spool is not None:
             self._spool.unlink(missing_ok=True)
 

@@ -241,7 +241,8 @@ def match_rows(
     of its own number, then, should the input have been edited, for other rows of that key in
     order; a record answers one row at most. The array is made in ``scratch`` (None: in memory).
     """
-    source: I64 = (scratch or Scratch(least_bytes=None)).full(num_rows, -1, np.int64)
+    scratch = scratch or Scratch(least_bytes=None)
+    source: I64 = scratch.full(num_rows, -1, np.int64)
     wanted = None if key_of_row is None else _as_s16(key_of_row)
     have = _as_s16(committed.content_keys)
     for part in reversed(list(windows(len(committed)))):
@@ -251,9 +252,11 @@ def match_rows(
             inside = inside[wanted[rows[inside]] == have[part][inside]]
         # numpy keeps the last of repeated assignments, so the first record is assigned last
         source[rows[inside][::-1]] = part.start + inside[::-1]
+        scratch.let_go()
     if wanted is None:
         return source
     missing = np.flatnonzero(source < 0)
+    scratch.let_go()
     if not len(missing):
         return source
     unused = np.ones(len(committed), dtype=np.bool_)
