@@ -161,7 +161,8 @@ class EngineOptions:
     circles goes on to ``max_tokens``.
 
     ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
-    at most) limit the compiling of one schema's grammar.
+    at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
+    about what sorting the prompts takes; more of them are sorted in parts.
     """
 
     dtype: DType = "auto"
@@ -178,6 +179,7 @@ class EngineOptions:
     num_threads: int | None = None
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None
+    plan_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -206,7 +208,7 @@ class EngineOptions:
             f"not {self.speculate!r}",
         )
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
-        for name in (*counts, "grammar_memory_bytes"):
+        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes"):
             value = getattr(self, name)
             _require(
                 value is None

@@ -104,7 +104,7 @@ class PlanTree:
     @property
     def distinct_tokens(self) -> int:
         """Sum of edge lengths: what has to be computed when nothing is lost."""
-        return int((self.end.astype(np.int64) - self.start).sum())
+        return int(self.end.sum(dtype=np.int64) - self.start.sum(dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

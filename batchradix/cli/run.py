@@ -105,6 +105,9 @@ def run(
         int | None, typer.Option(help="Tokens whose keys and values are kept at once.")
     ] = None,
     kv_memory: Annotated[str | None, typer.Option(help="The same as memory, such as 4GiB.")] = None,
+    plan_memory: Annotated[
+        str | None, typer.Option(help="Memory that sorting the prompts may take; 256MiB.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; all cores.")] = None,
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt alone.")
@@ -235,6 +238,7 @@ def run(
             num_threads=threads,
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
+            plan_memory_bytes=shared.parse_size(plan_memory, "--plan-memory"),
         ),
         output=OutputOptions(
             path=_dated(output, date) or _default_output(fill_dates(input, date)),

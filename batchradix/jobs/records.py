@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, JobSource
+from batchradix.jobs.id_count import MAX_COUNTED_IDS, IdCount
 from batchradix.schema.arrow_types import JSON_METADATA
 from batchradix.types import Row
-
-MAX_COUNTED_IDS = 4_000_000
 
 # What a column has held so far, as bits.
 _BOOL, _SMALL_INT, _INT64, _FLOAT, _STRING, _OTHER = 1, 2, 4, 8, 16, 32
@@ -81,9 +80,8 @@ class RecordSource(JobSource):
             return
         kinds: dict[str, int] = {}
         id_column = self._wanted_id_column or "id"
-        # Hashes instead of ids: 64 bits each, and a clash among millions is next to impossible.
-        seen: set[int] | None = set()
-        num_rows = num_readable = num_ids = 0
+        ids = IdCount(MAX_COUNTED_IDS)
+        num_rows = num_readable = 0
         for record in islice(self._records(), self._limit):
             num_rows += 1
             if isinstance(record.fields, RowError):
@@ -91,14 +89,11 @@ class RecordSource(JobSource):
             num_readable += 1
             for column, value in record.fields.items():
                 kinds[column] = kinds.get(column, 0) | _kind(value)
-            if seen is not None and (id_value := record.fields.get(id_column)) is not None:
-                num_ids += 1
-                seen.add(hash(_id_text(id_value)))
-                if len(seen) > MAX_COUNTED_IDS:
-                    seen = None
+            if (id_value := record.fields.get(id_column)) is not None:
+                ids.add(_id_text(id_value))
         self._kinds = kinds
         self._num_rows = num_rows
-        self._num_duplicate_ids = None if seen is None else num_ids - len(seen)
+        self._num_duplicate_ids = ids.duplicates()
         if self._wanted_id_column is not None and num_readable and id_column not in kinds:
             missing = self._missing_column(id_column, "take ids from")
             self._kinds = None

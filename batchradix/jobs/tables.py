@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from batchradix.errors import InputError, RowError, RowErrorCode
 from batchradix.jobs.arrow_values import Unreadable, plain_array, plain_type, to_python
 from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, JobSource
-from batchradix.jobs.records import MAX_COUNTED_IDS, empty_batch
+from batchradix.jobs.id_count import MAX_COUNTED_IDS, IdCount
+from batchradix.jobs.records import empty_batch
 from batchradix.types import Row
 
 
@@ -78,9 +79,11 @@ class TableSource(JobSource):
         if self._num_rows > MAX_COUNTED_IDS:
             self._num_duplicate_ids = None
         else:
-            arrays = [plain_array(b.column(0)) for b in self._limited([self._id_column], 1 << 16)]
-            ids = pa.chunked_array(arrays, self._types[self._id_column]).drop_null()
-            self._num_duplicate_ids = len(ids) - len(ids.unique())
+            ids = IdCount(MAX_COUNTED_IDS)
+            for batch in self._limited([self._id_column], 1 << 14):
+                for value in plain_array(batch.column(0)).drop_null().to_pylist():
+                    ids.add(str(value))
+            self._num_duplicate_ids = ids.duplicates()
         self._counted_duplicates = True
         return self._num_duplicate_ids
 

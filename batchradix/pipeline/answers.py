@@ -16,6 +16,7 @@ from batchradix.pipeline.planned import Planned, make_job
 from batchradix.pipeline.retries import Retries
 from batchradix.schema.answer_format import AnswerFormat
 from batchradix.schema.answers import InvalidAnswer
+from batchradix.scratch import Scratch, windows
 from batchradix.types import (
     I64,
     Completion,
@@ -38,7 +39,6 @@ class Answers:
 
     def __init__(self, parts: Parts, planned: Planned) -> None:
         self._planned = planned
-        self._lengths = planned.rows.prompt_lengths
 
     def failed(self, row: int) -> Result:
         """The result of a row that has an error and no prompt."""
@@ -98,7 +98,7 @@ class Answers:
             text=None if completion is None else completion.text,
             error=error,
             finish_reason=FinishReason.ERROR if completion is None else completion.finish_reason,
-            prompt_tokens=int(self._lengths[row]),
+            prompt_tokens=rows.prompt_length(row),
             cached_tokens=int(self._planned.cached[row]),
             completion_tokens=0 if completion is None else completion.completion_tokens,
             content_key=rows.content_keys[row].tobytes(),
@@ -144,8 +144,7 @@ def drive(
     """
     retain = retain or retries is not None
     job, runs_for = make_job(planned, todo, prefix_cache=prefix_cache, retain=retain)
-    followers = todo[np.argsort(runs_for[todo], kind="stable")]
-    led_by = runs_for[followers]
+    followers, led_by = _followers(todo, runs_for, planned.scratch)
     attempts = {engine.submit(job): 0}
     while engine.has_work:
         signal = stop_requested()
@@ -156,14 +155,26 @@ def drive(
             start, stop = np.searchsorted(led_by, [completion.row, completion.row + 1])
             attempt = attempts[completion.job_id]
             if retries is not None and attempt < retries.most and answers.is_invalid(completion):
-                retries.num_rows += 0 if attempt else int(stop - start)
+                retries.num_rows += 0 if attempt else 1 + int(stop - start)
                 retries.num_tokens += completion.completion_tokens
                 again.setdefault(attempt + 1, []).append(completion.row)
                 continue
-            for result in answers.finished(completion, followers[start:stop].tolist()):
+            rows = [completion.row, *followers[start:stop].tolist()]
+            for result in answers.finished(completion, rows):
                 emit(result)
-        for attempt, rows in again.items():
+        for attempt, failed in again.items():
             assert retries is not None
-            attempts[engine.submit(retries.job(rows, attempt))] = attempt
+            attempts[engine.submit(retries.job(failed, attempt))] = attempt
         after_step()
     return None
+
+
+def _followers(todo: I64, runs_for: I64, scratch: Scratch) -> tuple[I64, I64]:
+    """The rows of ``todo`` for which another one runs, and that one; sorted by both."""
+    follows = scratch.zeros(len(todo), np.bool_)
+    for part in windows(len(todo)):
+        follows[part] = runs_for[todo[part]] != todo[part]
+    followers = todo[scratch.where(follows)]
+    if len(followers):
+        followers = followers[np.argsort(runs_for[followers], kind="stable")]
+    return scratch.kept(followers), scratch.kept(runs_for[followers])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,12 @@ from batchradix.pipeline.planned import (
     settle_engine,
 )
 from batchradix.report.progress import Progress, Silent
+from batchradix.scratch import Scratch
 from batchradix.sink.columns import result_schema
 from batchradix.sink.folder import check_output, other_job
 from batchradix.sink.formats import check_format
 
+_SCRATCH_ROW_BYTES = 300  # beside its tokens, an id of some bytes included
 _TEXT_BYTES = 5  # of an answer's token, generously
 
 
@@ -37,7 +38,7 @@ class Checked:
     """A job that would run. ``error_rows``: by code, how many rows could not, and the sentence
     of the first. ``kv_bytes`` is the pool's size, ``weight_bytes`` the model's in its dtype;
     ``disk_bytes`` is what answers could take at most beside and in the output, ``token_bytes``
-    what the tokens take in the temporary folder; both with what is free there."""
+    what tokens and plan take in the temporary folder; both with what is free there."""
 
     lines: list[tuple[str, str]]
     error_rows: dict[str, tuple[int, str]]
@@ -99,7 +100,11 @@ def check(
             _check_table(parts, output)
         with tempfile.TemporaryDirectory(prefix="batchradix-") as folder:
             planned = plan_rows(
-                parts, folder=Path(folder), progress=progress, opening=make_engine.opening
+                parts,
+                folder=Path(folder),
+                progress=progress,
+                opening=make_engine.opening,
+                scratch=Scratch(),
             )
             return _report(parts, planned, settle_engine(parts, planned), output)
     finally:
@@ -133,16 +138,15 @@ def _report(
     parts: Parts, planned: Planned, settings: EngineSettings, output: Path | None
 ) -> Checked:
     rows, summary, model = planned.rows, planned.summary, parts.checkpoint.config
-    counts = Counter(str(error.code) for error in rows.errors.values())
-    first: dict[str, str] = {}
-    for row in sorted(rows.errors):
-        first.setdefault(str(rows.errors[row].code), rows.errors[row].message)
+    by_code = sorted(rows.errors.by_code().items(), key=lambda one: -one[1][0])
     element_bytes = 4 if settings.dtype == "float32" else 2
-    most_answer_tokens = int(rows.requests.max_tokens[rows.runnable].sum(dtype=np.int64))
+    max_tokens = rows.requests.max_tokens
+    most_answer_tokens = int(max_tokens.sum(dtype=np.int64))
+    most_answer_tokens -= int(max_tokens[rows.errors.rows].sum(dtype=np.int64))
     folder = Path.cwd() if output is None else output.parent
     checked = Checked(
         lines=[],
-        error_rows={code: (count, first[code]) for code, count in counts.most_common()},
+        error_rows={str(code): found for code, found in by_code},
         num_rows=len(rows),
         prompt_tokens=summary.prompt_tokens,
         distinct_tokens=summary.distinct_tokens,
@@ -152,7 +156,7 @@ def _report(
         # Text and value, in the shards and in the finished file.
         disk_bytes=4 * _TEXT_BYTES * most_answer_tokens + 256 * len(rows),
         disk_free_bytes=shutil.disk_usage(folder).free,
-        token_bytes=4 * rows.tokens.num_tokens,
+        token_bytes=4 * rows.tokens.num_tokens + _SCRATCH_ROW_BYTES * len(rows),
         temporary_free_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
         warnings=list(parts.warnings),
     )

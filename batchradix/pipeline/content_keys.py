@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchradix.config import SamplingOptions
 from batchradix.errors import RowError
+from batchradix.scratch import Scratch, windows
 from batchradix.types import I64, U32
 
 _KEY_BYTES = 16
+_BATCH_ROWS = 4096
+_LOT_ROWS = 1 << 18
 
 
 class ContentKeys:
-    """The keys of all rows, in input order. ``may_retry``: greedy rows may come to be sampled."""
+    """The keys of all rows, in input order. ``may_retry``: greedy rows may come to be sampled.
 
-    def __init__(self, *, may_retry: bool = False) -> None:
+    They are made in ``scratch``.
+    """
+
+    def __init__(self, scratch: Scratch, *, may_retry: bool = False) -> None:
         self._may_retry = may_retry
+        self._scratch = scratch
         self._base = bytearray()
         self._draws = bytearray()
+        self._base_column = scratch.column(np.uint8, _KEY_BYTES)
+        self._draws_column = scratch.column(np.bool_)
+        self._any_draws = False
 
     def add(self, token_ids: U32, options: SamplingOptions, max_tokens: int, answers: str) -> None:
         """A row that can run; ``answers`` names a format of its own, "" for the run's."""
@@ -40,38 +51,75 @@ class ContentKeys:
         if answers:
             digest.update(answers.encode())
         self._base += digest.digest()
-        self._draws.append(sampled and options.seed is None)
+        self._append_draw(sampled and options.seed is None)
 
     def add_error(self, error: RowError) -> None:
         """A row that cannot run."""
         digest = hashlib.blake2b(digest_size=_KEY_BYTES)
         digest.update(f"error {error.code} {error.message}".encode(errors="replace"))
         self._base += digest.digest()
-        self._draws.append(False)
+        self._append_draw(False)
 
-    @property
-    def base(self) -> NDArray[np.uint8]:
-        """uint8[n, 16]: equal for rows of equal prompt and settings."""
-        return np.frombuffer(bytes(self._base), dtype=np.uint8).reshape(-1, _KEY_BYTES)
+    def _append_draw(self, draws: bool) -> None:
+        self._draws.append(draws)
+        self._any_draws |= draws
+        if len(self._draws) >= _BATCH_ROWS:
+            self._flush()
 
-    @property
-    def occurrence(self) -> I64:
-        """int64[n]: how many earlier rows of that key draw, 0 for rows that do not."""
-        draws = np.frombuffer(bytes(self._draws), dtype=np.bool_)
-        found: I64 = np.where(draws, _occurrences(self.base), 0)
-        return found
+    def _flush(self) -> None:
+        self._base_column.append(np.frombuffer(self._base, dtype=np.uint8))
+        self._draws_column.append(np.frombuffer(self._draws, dtype=np.bool_))
+        self._base, self._draws = bytearray(), bytearray()
 
-    @property
-    def keys(self) -> NDArray[np.uint8]:
-        """uint8[n, 16]: equal for rows whose answers must be equal."""
-        keys = self.base.copy()
-        # The occurrence goes into the last eight bytes; zero leaves them as they are.
-        mixed = self.occurrence.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        keys[:, 8:] ^= mixed.view(np.uint8).reshape(-1, 8)
-        return keys
+    def finish(self) -> RowKeys:
+        """The keys of the rows added; ends them."""
+        self._flush()
+        base, draws = self._base_column.finish(), self._draws_column.finish()
+        if not self._any_draws:
+            return RowKeys(base, base, self._scratch.zeros(len(base), np.int64))
+        occurrence = _occurrences(base, draws, self._scratch)
+        keys = self._scratch.kept(base)
+        for part in windows(len(keys)):
+            # The occurrence goes into the last eight bytes; zero leaves them as they are.
+            mixed = occurrence[part].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            keys[part, 8:] ^= mixed.view(np.uint8).reshape(-1, 8)
+        return RowKeys(base, keys, occurrence)
 
 
-def _occurrences(keys: NDArray[np.uint8]) -> I64:
+@dataclass(frozen=True, slots=True)
+class RowKeys:
+    """``base``: uint8[n, 16], equal for rows of equal prompt and settings. ``keys``: uint8[n, 16],
+    equal for rows whose answers must be equal. ``occurrence``: int64[n], how many earlier rows of
+    the base key draw, 0 for rows that do not."""
+
+    base: NDArray[np.uint8]
+    keys: NDArray[np.uint8]
+    occurrence: I64
+
+
+def _occurrences(keys: NDArray[np.uint8], draws: NDArray[np.bool_], scratch: Scratch) -> I64:
+    """int64[n]: how many earlier rows have the same key, 0 for rows that do not draw.
+
+    Keys are hashes, so their first bits part the rows into lots of about one size.
+    """
+    occurrence = scratch.zeros(len(keys), np.int64)
+    bits = min(8, max(0, (len(keys) // _LOT_ROWS).bit_length()))
+    for lot in range(1 << bits):
+        rows = np.concatenate(
+            [np.zeros(0, dtype=np.int64)]
+            + [
+                part.start
+                + np.flatnonzero(
+                    draws[part] & (keys[part, 0].astype(np.int64) >> (8 - bits) == lot)
+                )
+                for part in windows(len(keys))
+            ]
+        )
+        occurrence[rows] = _counted(keys[rows])
+    return occurrence
+
+
+def _counted(keys: NDArray[np.uint8]) -> I64:
     """int64[n]: how many earlier rows have the same key."""
     n = len(keys)
     occurrence = np.zeros(n, dtype=np.int64)

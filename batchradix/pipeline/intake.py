@@ -1,7 +1,6 @@
 """The first pass over the input: rows → prompts, settings, seeds and content keys, in columns.
 
-It joins `jobs` and `prompts`. Nothing is kept a row but numpy columns, an Arrow column of ids,
-and the errors of the rows that have one.
+It joins `jobs` and `prompts`. Nothing is kept a row but columns in scratch files.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.content_keys import ContentKeys
+from batchradix.pipeline.row_errors import RowErrors, RowErrorWriter
 from batchradix.pipeline.row_formats import AnswerFormats, row_place
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
 from batchradix.schema.answer_format import AnswerFormat
+from batchradix.scratch import Scratch
 from batchradix.types import (
     I32,
     I64,
@@ -49,12 +50,13 @@ class Intake:
     meaningful where ``has_seed``: bool[n].
     ``content_keys``: uint8[n, 16], equal for rows whose answers must be equal; the occurrence
     of an unseeded sampled prompt counts, so two such rows differ. ``base_keys`` are the same
-    without occurrence, ``occurrence``: int64[n].
+    without occurrence, ``occurrence``: int64[n]. ``lengths``: int64[n], tokens of each row.
     """
 
     tokens: TokenTable
-    ids: pa.Array
-    errors: dict[int, RowError]
+    lengths: I64
+    ids: pa.ChunkedArray
+    errors: RowErrors
     requests: RequestTable
     formats: tuple[AnswerFormat | None, ...]
     format_id: I32
@@ -69,32 +71,32 @@ class Intake:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def prompt_lengths(self) -> I64:
-        """int64[n]: tokens of each prompt, without the opening of the answer."""
+    def prompt_length(self, row: int) -> int:
+        """Tokens of a row's prompt, without the opening of its answer."""
         num_forced = self.requests.num_forced
-        return self.tokens.lengths - (0 if num_forced is None else num_forced)
+        return int(self.lengths[row]) - (0 if num_forced is None else int(num_forced[row]))
 
-    @property
-    def runnable(self) -> I64:
-        """int64[m]: numbers of the rows that have a prompt to run."""
-        mask = np.ones(len(self), dtype=bool)
-        if self.errors:
-            mask[np.fromiter(self.errors, dtype=np.int64, count=len(self.errors))] = False
-        return np.flatnonzero(mask).astype(np.int64)
+    def runnable(self, scratch: Scratch) -> I64 | None:
+        """int64[m]: numbers of the rows that have a prompt to run; None when all have."""
+        if not len(self.errors):
+            return None
+        mask = scratch.full(len(self), 1, np.bool_)
+        mask[self.errors.rows] = False
+        return scratch.where(mask)
 
 
 class _Columns:
-    """Growing columns, one small array a batch."""
+    """Growing columns."""
 
-    def __init__(self) -> None:
-        self.settings_id: list[I32] = []
-        self.format_id: list[I32] = []
-        self.max_tokens: list[I32] = []
-        self.num_forced: list[I32] = []
-        self.seeds: list[I64] = []
-        self.has_seed: list[NDArray[np.bool_]] = []
-        self.ids: list[pa.Array] = []
+    def __init__(self, scratch: Scratch, id_type: pa.DataType) -> None:
+        self.settings_id = scratch.column(np.int32)
+        self.format_id = scratch.column(np.int32)
+        self.max_tokens = scratch.column(np.int32)
+        self.num_forced = scratch.column(np.int32)
+        self.any_forced = False
+        self.seeds = scratch.column(np.int64)
+        self.has_seed = scratch.column(np.bool_)
+        self.ids = scratch.arrow_column(id_type)
 
 
 @dataclass(slots=True)
@@ -174,18 +176,19 @@ class _Reader:
         context_length: int,
         may_retry: bool,
         budgets: Budgets | None,
+        scratch: Scratch,
     ) -> None:
-        self.columns, self.settings = _Columns(), _Settings()
-        self.errors: dict[int, RowError] = {}
+        self.columns, self.settings = _Columns(scratch, source.id_type), _Settings()
+        self.errors = RowErrorWriter(scratch)
         self.num_cleaned = 0
-        self.keys = ContentKeys(may_retry=may_retry)
+        self.keys = ContentKeys(scratch, may_retry=may_retry)
         self.former: ContentKeys | None = None
         self._source, self._prompts, self._formats = source, prompts, formats
         self._context_length, self._budgets = context_length, budgets
         # The run's seed is no seed of a row: equal rows without one draw differently.
         self._options = RowSettingsReader(replace(sampling, seed=None))
         if former is not None:
-            self.former = ContentKeys(may_retry=former.retries > 0)
+            self.former = ContentKeys(scratch, may_retry=former.retries > 0)
             self._former_options = RowSettingsReader(replace(former.sampling, seed=None))
 
     def read(self, rows: list[Row]) -> TokenTable:
@@ -202,7 +205,7 @@ class _Reader:
         for i, row in enumerate(rows):
             read = self._read_row(row, batch.errors.get(i), int(lengths[i]))
             if isinstance(read, RowError):
-                self.errors[row.index] = read
+                self.errors.add(row.index, read)
                 lengths[i] = 0
                 for keys in (self.keys, self.former):
                     if keys is not None:
@@ -258,9 +261,11 @@ class _Reader:
     def _with_openings(self, tokens: TokenTable, format_id: I32, max_tokens: I32) -> TokenTable:
         openings = self._formats.openings
         lengths = np.array([len(ids) for ids in openings], dtype=np.int32)[format_id]
-        num_forced = np.where(tokens.lengths > 0, np.minimum(max_tokens, lengths), 0)
-        self.columns.num_forced.append(num_forced.astype(np.int32))
-        return _with_opening(tokens, openings, format_id, self.columns.num_forced[-1])
+        most = np.where(tokens.lengths > 0, np.minimum(max_tokens, lengths), 0)
+        num_forced: I32 = most.astype(np.int32)
+        self.columns.num_forced.append(num_forced)
+        self.columns.any_forced |= bool(num_forced.any())
+        return _with_opening(tokens, openings, format_id, num_forced)
 
 
 def read_rows(
@@ -272,6 +277,7 @@ def read_rows(
     context_length: int,
     may_retry: bool = False,
     folder: Path | None,
+    scratch: Scratch | None = None,
     budgets: Budgets | None = None,
     former: FormerSettings | None = None,
     on_progress: Callable[[int], None] | None = None,
@@ -282,9 +288,10 @@ def read_rows(
     behind its prompt, as far as its ``max_tokens`` go. ``budgets`` finds the rows into whose
     budget no answer fits. ``may_retry``: greedy rows may come to be sampled. ``former``: settings
     under which the rows' keys are wanted as well. ``folder`` takes the token table's files
-    (memory-mapped afterwards); None keeps it in memory. A row that cannot be run becomes an
-    entry of ``errors`` and has no tokens.
+    (memory-mapped afterwards); None keeps it in memory. The columns are made in ``scratch`` (None:
+    in memory). A row that cannot be run becomes an entry of ``errors`` and has no tokens.
     """
+    scratch = scratch or Scratch(least_bytes=None)
     reader = _Reader(
         source,
         prompts,
@@ -294,6 +301,7 @@ def read_rows(
         context_length=context_length,
         may_retry=may_retry,
         budgets=budgets,
+        scratch=scratch,
     )
     wanted = frozenset(prompts.required_columns) | {*SETTING_COLUMNS, *formats.columns}
     writer = TokenTableWriter(folder)
@@ -303,7 +311,11 @@ def read_rows(
         num_rows += len(rows)
         if on_progress is not None:
             on_progress(num_rows)
-    return _assemble(writer.finish(), source, reader, formats)
+    tokens = writer.finish()
+    for array in (tokens.values, tokens.offsets):
+        scratch.watch(array)
+    scratch.let_go()
+    return _assemble(tokens, reader, formats, scratch)
 
 
 def _drop_rows(tokens: TokenTable, lengths: I64) -> TokenTable:
@@ -331,27 +343,34 @@ def _with_opening(
 
 
 def _assemble(
-    tokens: TokenTable, source: JobSource, reader: _Reader, formats: AnswerFormats
+    tokens: TokenTable, reader: _Reader, formats: AnswerFormats, scratch: Scratch
 ) -> Intake:
-    columns, keys = reader.columns, reader.keys
-    return Intake(
+    columns, keys = reader.columns, reader.keys.finish()
+    lengths = scratch.zeros(len(tokens), np.int64)
+    for part in scratch.windows(len(tokens)):
+        lengths[part] = np.diff(tokens.offsets[part.start : part.stop + 1])
+    num_forced = columns.num_forced.finish()
+    intake = Intake(
         tokens=tokens,
-        ids=pa.chunked_array(columns.ids, type=source.id_type).combine_chunks(),
-        errors=reader.errors,
+        lengths=lengths,
+        ids=columns.ids.finish(),
+        errors=reader.errors.finish(),
         requests=RequestTable(
             settings=tuple(reader.settings.numbered) or (RowSettings(),),
-            settings_id=np.concatenate([np.zeros(0, dtype=np.int32), *columns.settings_id]),
-            max_tokens=np.concatenate([np.zeros(0, dtype=np.int32), *columns.max_tokens]),
-            rng_key=np.zeros(len(tokens), dtype=np.uint64),
-            num_forced=np.concatenate([np.zeros(0, dtype=np.int32), *columns.num_forced]),
+            settings_id=columns.settings_id.finish(),
+            max_tokens=columns.max_tokens.finish(),
+            rng_key=np.broadcast_to(np.uint64(0), len(tokens)),
+            num_forced=num_forced if columns.any_forced else None,
         ),
         formats=tuple(formats.formats),
-        format_id=np.concatenate([np.zeros(0, dtype=np.int32), *columns.format_id]),
-        seeds=np.concatenate([np.zeros(0, dtype=np.int64), *columns.seeds]),
-        has_seed=np.concatenate([np.zeros(0, dtype=bool), *columns.has_seed]),
+        format_id=columns.format_id.finish(),
+        seeds=columns.seeds.finish(),
+        has_seed=columns.has_seed.finish(),
         base_keys=keys.base,
         content_keys=keys.keys,
-        former_keys=None if reader.former is None else reader.former.keys,
+        former_keys=None if reader.former is None else reader.former.finish().keys,
         occurrence=keys.occurrence,
         num_cleaned=reader.num_cleaned,
     )
+    scratch.let_go()
+    return intake

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from batchradix.checkpoint.cache_folder import cache_folder
@@ -47,12 +46,15 @@ from batchradix.report.machine import peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
+from batchradix.scratch import Scratch
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.types import (
     Engine,
     GrammarSpec,
     Row,
 )
+
+_STEPS_BETWEEN = 64  # between two times at which the columns' pages are let go
 
 
 class EngineMaker(Protocol):
@@ -167,6 +169,7 @@ def run(
             if former is None:
                 restart = config.output.restart
                 check_fingerprint(folder, identity, restart=restart, remedy=REMEDY)
+        scratch = Scratch()
         # The token files stay mapped; their names go at once, so that a kill leaves none behind.
         with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
             planned = plan_rows(
@@ -175,6 +178,7 @@ def run(
                 progress=progress,
                 opening=make_engine.opening,
                 former=None if former is None else former.settings,
+                scratch=scratch,
             )
         if former is not None and folder is not None:
             former.take_over(folder, identity, planned.rows)
@@ -186,6 +190,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            scratch=scratch,
             probabilities=config.sampling.probabilities,
         )
         summary = Summary(
@@ -221,13 +226,15 @@ def _answer(
 ) -> None:
     """Every row that is not committed yet gets its result; weights load only if one must run."""
     answers = Answers(parts, planned)
-    waiting = table.waiting
-    for row in waiting[~np.isin(waiting, planned.plan.order)].tolist():
-        table.append(answers.failed(row))
+    for row in planned.rows.errors:
+        if table.is_waiting[row]:
+            table.append(answers.failed(row))
     if table.num_new_errors:
         table.commit()
         _bear(table, parts.config.output.abort_after_failures)
-    todo = np.intersect1d(waiting, planned.plan.order)
+    runs = table.is_waiting.copy()
+    runs[planned.rows.errors.rows] = False
+    todo = planned.scratch.where(runs)
     if not len(todo):
         table.commit()
         return
@@ -244,7 +251,13 @@ def _answer(
     started_s = time.monotonic()
     progress.start(len(planned.rows), table.num_done)
 
+    num_steps = 0
+
     def after_step() -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps % _STEPS_BETWEEN == 0:
+            planned.scratch.let_go()
         _bear(table, parts.config.output.abort_after_failures)
         table.commit_if_due()
         progress.update(table.num_done, engine.usage)
@@ -294,7 +307,11 @@ def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
             opening = RadixEngines(parts.checkpoint, options=config.engine).opening
         with TemporaryDirectory(prefix="batchradix-") as folder:
             return plan_rows(
-                parts, folder=Path(folder), progress=progress or Silent(), opening=opening
+                parts,
+                folder=Path(folder),
+                progress=progress or Silent(),
+                opening=opening,
+                scratch=Scratch(),
             ).summary
     finally:
         parts.source.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchradix.config import (
     DEFAULT_BATCH_SIZE,
@@ -21,10 +22,11 @@ from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.row_formats import AnswerFormats, Opening
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
 from batchradix.plan.dedupe import drop_followers, find_duplicates
-from batchradix.plan.order import make_plan
+from batchradix.plan.order import DEFAULT_PLAN_MEMORY_BYTES, make_plan
 from batchradix.plan.tree import build_tree, flat_tree
 from batchradix.report.machine import machine
 from batchradix.report.progress import Progress
+from batchradix.scratch import Scratch, windows
 from batchradix.types import (
     I32,
     I64,
@@ -32,6 +34,7 @@ from batchradix.types import (
     EngineJob,
     GrammarSpec,
     Plan,
+    PlanTree,
 )
 
 
@@ -39,10 +42,14 @@ from batchradix.types import (
 class Planned:
     """Every row read and ordered. ``plan`` holds all rows that can run, ``cached``:
     int32[n] what each prompt shares over the whole job, ``leaders``: int64[n] whose answer it
-    takes. ``rng_key``: uint64[n]. ``warnings``: what reading the rows brought up, said already."""
+    takes. ``rng_key``: uint64[n]. ``warnings``: what reading the rows brought up, said already.
+    ``alone`` is the plan of the rows that lead, ``tree`` its tree. ``scratch`` has the arrays."""
 
     rows: Intake
+    scratch: Scratch
     plan: Plan
+    alone: Plan
+    tree: PlanTree
     leaders: I64
     cached: I32
     rng_key: U64
@@ -57,15 +64,16 @@ def plan_rows(
     progress: Progress,
     opening: Opening | None = None,
     former: FormerSettings | None = None,
+    scratch: Scratch | None = None,
 ) -> Planned:
     """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files.
 
     ``opening`` tells with which tokens every answer under a grammar begins; they then stand
     behind the prompts and are planned with them. None for an engine that samples them.
-    ``former``: settings under which rows may have been run before.
+    ``former``: settings under which rows may have been run before. Arrays of a value a row are
+    made in ``scratch`` (None: in memory).
     """
-    from batchradix.engine.rng import rng_keys
-
+    scratch = scratch or Scratch(least_bytes=None)
     formats = AnswerFormats(
         parts.schema,
         parts.row_formats,
@@ -80,6 +88,7 @@ def plan_rows(
         may_retry=parts.config.retries > 0,
         context_length=parts.checkpoint.config.context_length,
         folder=folder,
+        scratch=scratch,
         budgets=Budgets(parts.checkpoint),
         former=former,
     )
@@ -88,54 +97,92 @@ def plan_rows(
         warnings.append(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")
     for text in warnings:
         progress.warn(text)
-    plan = make_plan(rows.tokens, rows.runnable)
-    rng_key = rng_keys(
-        parts.config.sampling.seed or 0,
-        rows.base_keys,
-        rows.occurrence,
-        rows.seeds,
-        rows.has_seed,
+    plan = make_plan(
+        rows.tokens,
+        rows.runnable(scratch),
+        memory_bytes=parts.config.engine.plan_memory_bytes or DEFAULT_PLAN_MEMORY_BYTES,
+        scratch=scratch,
     )
-    greedy = np.array([settings.temperature == 0 for settings in rows.requests.settings])
+    keys = rng_keys_of(rows, parts.config.sampling.seed or 0, scratch)
     leaders = find_duplicates(
         rows.tokens,
         plan,
-        settings_id=_answer_kind(rows),
+        settings_id=_answer_kind(rows, scratch),
         max_tokens=rows.requests.max_tokens,
-        rng_key=rng_key,
-        is_greedy=greedy[rows.requests.settings_id],
+        rng_key=keys,
+        is_greedy=_is_greedy(rows, scratch),
+        scratch=scratch,
     )
-    return Planned(
+    alone = drop_followers(plan, leaders, scratch)
+    tree = build_tree(alone, rows.lengths, scratch)
+    planned = Planned(
         rows=rows,
+        scratch=scratch,
         plan=plan,
+        alone=alone,
+        tree=tree,
         leaders=leaders,
-        cached=np.minimum(shared_prefix(plan, len(rows)), rows.prompt_lengths).astype(np.int32),
-        rng_key=rng_key,
-        summary=_summary(rows, plan, leaders),
+        cached=_cached(rows, plan, scratch),
+        rng_key=keys,
+        summary=plan_summary(
+            rows.tokens,
+            alone,
+            tree,
+            num_forced=rows.requests.num_forced,
+            num_rows=len(rows),
+            num_duplicates=len(plan) - len(alone),
+            num_over_long=rows.errors.by_code().get(RowErrorCode.PROMPT_TOO_LONG, (0, ""))[0],
+        ),
         warnings=tuple(warnings),
     )
+    scratch.let_go()
+    return planned
 
 
-def _summary(rows: Intake, plan: Plan, leaders: I64) -> PlanSummary:
-    alone = drop_followers(plan, leaders)
-    codes = [error.code for error in rows.errors.values()]
-    return plan_summary(
-        rows.tokens,
-        alone,
-        build_tree(alone, rows.tokens.lengths),
-        num_forced=rows.requests.num_forced,
-        num_rows=len(rows),
-        num_duplicates=len(plan) - len(alone),
-        num_over_long=codes.count(RowErrorCode.PROMPT_TOO_LONG),
-    )
+def rng_keys_of(
+    rows: Intake, run_seed: int, scratch: Scratch, *, greedy_have_seeds: bool = True
+) -> U64:
+    """uint64[n]: the keys of the rows' random numbers; without ``greedy_have_seeds`` the seeds of
+    greedy rows do not count."""
+    from batchradix.engine.rng import rng_keys
+
+    keys = scratch.zeros(len(rows), np.uint64)
+    greedy = np.array([settings.temperature == 0 for settings in rows.requests.settings])
+    for part in scratch.windows(len(rows)):
+        has_seed = rows.has_seed[part]
+        if not greedy_have_seeds:
+            has_seed = has_seed & ~greedy[rows.requests.settings_id[part]]
+        keys[part] = rng_keys(
+            run_seed, rows.base_keys[part], rows.occurrence[part], rows.seeds[part], has_seed
+        )
+    return keys
 
 
-def _answer_kind(rows: Intake) -> I32:
-    """int32[n]: equal for rows of equal settings whose answers are read alike."""
-    _, kind = np.unique(
-        np.stack([rows.requests.settings_id, rows.format_id]), axis=1, return_inverse=True
-    )
-    return kind.reshape(-1).astype(np.int32)
+def _cached(rows: Intake, plan: Plan, scratch: Scratch) -> I32:
+    """int32[n]: what each prompt shares, of which the opening of its answer is no part."""
+    cached = shared_prefix(plan, len(rows), scratch)
+    num_forced = rows.requests.num_forced
+    if num_forced is not None:
+        for part in scratch.windows(len(rows)):
+            cached[part] = np.minimum(cached[part], rows.lengths[part] - num_forced[part])
+    return cached
+
+
+def _is_greedy(rows: Intake, scratch: Scratch) -> NDArray[np.bool_]:
+    greedy = np.array([settings.temperature == 0 for settings in rows.requests.settings])
+    found = scratch.zeros(len(rows), np.bool_)
+    for part in scratch.windows(len(rows)):
+        found[part] = greedy[rows.requests.settings_id[part]]
+    return found
+
+
+def _answer_kind(rows: Intake, scratch: Scratch) -> I64:
+    """int64[n]: equal for rows of equal settings whose answers are read alike."""
+    kind = scratch.zeros(len(rows), np.int64)
+    for part in scratch.windows(len(rows)):
+        settings_id = rows.requests.settings_id[part].astype(np.int64)
+        kind[part] = settings_id * len(rows.formats) + rows.format_id[part]
+    return kind
 
 
 def check_device(config: RunConfig) -> None:
@@ -164,12 +211,17 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
 
     options, model = parts.config.engine, parts.checkpoint.config
     device, free_device_memory_bytes = find_device(options.device)
-    alone = drop_followers(planned.plan, planned.leaders)
-    lengths = planned.rows.tokens.lengths
-    tree = (build_tree if options.prefix_cache else flat_tree)(alone, lengths)
+    alone, tree, scratch = planned.alone, planned.tree, planned.scratch
+    if not options.prefix_cache:
+        tree = flat_tree(alone, planned.rows.lengths, scratch)
     requests = planned.rows.requests
-    tails = requests.max_tokens - (0 if requests.num_forced is None else requests.num_forced)
+    tails = requests.max_tokens
+    if requests.num_forced is not None:
+        tails = scratch.zeros(len(planned.rows), np.int32)
+        for part in scratch.windows(len(tails)):
+            tails[part] = requests.max_tokens[part] - requests.num_forced[part]
     demand = demand_tokens(alone, tree, tails, options.batch_size or DEFAULT_BATCH_SIZE)
+    scratch.let_go()
     return resolve_engine(
         options,
         machine(device, free_device_memory_bytes),
@@ -185,18 +237,30 @@ def make_job(
     """What the engine gets, and int64[n]: for each row of ``todo`` the row that runs for it.
 
     Of several rows with one answer the first in ``todo`` runs, so that a run that was stopped
-    between a row and its duplicates can go on. Elsewhere the second array is -1.
+    between a row and its duplicates can go on. Of other rows the second array says nothing.
     """
-    runs_for = np.full(len(planned.rows), -1, dtype=np.int64)
-    _, first, group = np.unique(planned.leaders[todo], return_index=True, return_inverse=True)
-    runs_for[todo] = todo[first][group]
-    plan = drop_followers(planned.plan, runs_for)
-    requests = planned.rows.requests
+    scratch = planned.scratch
+    runs_for, leader = planned.leaders, planned.leaders
+    plan, tree = planned.alone, planned.tree
+    if len(todo) < len(planned.plan):
+        runs_for = scratch.full(len(planned.rows), -1, np.int64)
+        first = scratch.full(len(planned.rows), -1, np.int64)
+        for part in reversed(list(windows(len(todo)))):
+            # numpy keeps the last of repeated assignments, so the first row is assigned last
+            rows = todo[part][::-1]
+            first[leader[rows]] = rows
+        for part in scratch.windows(len(todo)):
+            runs_for[todo[part]] = first[leader[todo[part]]]
+        plan = drop_followers(planned.plan, runs_for, scratch)
+        tree = build_tree(plan, planned.rows.lengths, scratch) if prefix_cache else tree
+    if not prefix_cache:
+        tree = flat_tree(plan, planned.rows.lengths, scratch)
     job = EngineJob(
         tokens=planned.rows.tokens,
         plan=plan,
-        tree=(build_tree if prefix_cache else flat_tree)(plan, planned.rows.tokens.lengths),
-        requests=replace(requests, rng_key=planned.rng_key),
+        tree=tree,
+        requests=replace(planned.rows.requests, rng_key=planned.rng_key),
         retain=retain,
     )
+    scratch.let_go()
     return job, runs_for

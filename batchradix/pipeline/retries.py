@@ -13,8 +13,9 @@ from itertools import pairwise
 import numpy as np
 
 from batchradix.pipeline.parts import Parts
-from batchradix.pipeline.planned import Planned
+from batchradix.pipeline.planned import Planned, rng_keys_of
 from batchradix.plan.tree import build_tree, flat_tree
+from batchradix.scratch import windows
 from batchradix.types import I64, EngineJob, Plan, RequestTable, RowSettings
 
 FIRST_TEMPERATURE = 0.5
@@ -56,8 +57,9 @@ class Retries:
         self._prefix_cache = prefix_cache
         self._requests: dict[int, RequestTable] = {}
         order = planned.plan.order
-        self._position = np.full(len(planned.rows), -1, dtype=np.int64)
-        self._position[order] = np.arange(len(order))
+        self._position = planned.scratch.full(len(planned.rows), -1, np.int64)
+        for part in windows(len(order)):
+            self._position[order[part]] = np.arange(part.start, part.stop)
 
     def job(self, rows: Iterable[int], attempt: int) -> EngineJob:
         """The job that runs ``rows``, distinct rows of the plan, for the ``attempt``-th time."""
@@ -66,30 +68,27 @@ class Retries:
         return EngineJob(
             tokens=tokens,
             plan=plan,
-            tree=(build_tree if self._prefix_cache else flat_tree)(plan, tokens.lengths),
+            tree=(build_tree if self._prefix_cache else flat_tree)(
+                plan, self._planned.rows.lengths
+            ),
             requests=self._requests_of(attempt),
             retain=True,
         )
 
     def _requests_of(self, attempt: int) -> RequestTable:
         if attempt not in self._requests:
-            from batchradix.engine.rng import attempt_keys, rng_keys
+            from batchradix.engine.rng import attempt_keys
 
-            rows = self._planned.rows
+            rows, scratch = self._planned.rows, self._planned.scratch
             requests = rows.requests
-            greedy = np.array([settings.temperature == 0 for settings in requests.settings])
             # Greedy rows of different seeds have one answer, so they have to draw alike here.
-            keys = rng_keys(
-                self._run_seed,
-                rows.base_keys,
-                rows.occurrence,
-                rows.seeds,
-                rows.has_seed & ~greedy[requests.settings_id],
-            )
+            keys = rng_keys_of(rows, self._run_seed, scratch, greedy_have_seeds=False)
+            for part in scratch.windows(len(keys)):
+                keys[part] = attempt_keys(keys[part], attempt)
             self._requests[attempt] = replace(
                 requests,
                 settings=tuple(raised(settings, attempt) for settings in requests.settings),
-                rng_key=attempt_keys(keys, attempt),
+                rng_key=keys,
             )
         return self._requests[attempt]
 

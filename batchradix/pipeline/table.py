@@ -20,6 +20,7 @@ from batchradix.jobs.base import JobSource
 from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import ValueColumn
+from batchradix.scratch import Scratch
 from batchradix.sink.columns import result_schema, shard_schema
 from batchradix.sink.finalise import finalise
 from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
@@ -62,7 +63,9 @@ class Table:
         fingerprint: Mapping[str, Any],
         folder: RunFolder | None,
         probabilities: bool = False,
+        scratch: Scratch | None = None,
     ) -> None:
+        self._scratch = scratch or Scratch(least_bytes=None)
         self._rows = rows
         self._source = source
         self._options = options
@@ -97,17 +100,20 @@ class Table:
             check_format(folder.output, self._schema)
             done = self._resume(folder)
             self._sink = ShardWriter(folder, inner, encode)
-        self._waiting = np.flatnonzero(~done).astype(np.int64)
+        self.is_waiting = ~done
+        """bool[n]: rows that had no committed answer when the table was opened."""
         self._num_resumed = self._num_done = int(done.sum())
         self.num_new_errors = 0
         """Error rows among the results taken by `append`."""
 
     def _digest(self, keep: pa.Schema | None) -> str:
         """Names what the finished file is made of beside the committed answers."""
-        digest = hashlib.sha256(self._rows.content_keys.tobytes())
-        chunks = self._rows.ids.chunks if isinstance(self._rows.ids, pa.ChunkedArray) else None
-        for chunk in chunks if chunks is not None else [self._rows.ids]:
-            digest.update(pa.record_batch([chunk], names=["id"]).serialize())
+        rows = self._rows
+        digest = hashlib.sha256()
+        for part in self._scratch.windows(len(rows)):
+            digest.update(rows.content_keys[part].tobytes())
+            ids = rows.ids.slice(part.start, part.stop - part.start).combine_chunks()
+            digest.update(pa.record_batch([ids], names=["id"]).serialize())
         digest.update(json.dumps([self._options.unnest, self._options.keep_truncated]).encode())
         if keep is not None:
             digest.update(keep.serialize())
@@ -117,21 +123,30 @@ class Table:
 
     def _resume(self, folder: RunFolder) -> NDArray[np.bool_]:
         """bool[n]: rows whose answers are committed and stay; counts them."""
-        committed = read_committed(folder)
+        committed = read_committed(folder, scratch=self._scratch)
         self.warnings = committed.warnings
         forget = self._to_forget(folder, committed)
         if forget.any():
             mark_unfinished(folder)
-            committed = forget_rows(folder, committed, forget)
-        record_of_row = match_rows(committed, len(self._rows), self._rows.content_keys)
-        row_of_record = np.full(len(committed), -1, dtype=np.int64)
-        done = record_of_row >= 0
-        row_of_record[record_of_row[done]] = np.flatnonzero(done)
-        for number, path in enumerate(committed.shards):
-            here = np.flatnonzero((committed.shard_of == number) & (row_of_record >= 0))
+            committed = forget_rows(folder, committed, forget, scratch=self._scratch)
+        scratch = self._scratch
+        record_of_row = match_rows(
+            committed, len(self._rows), self._rows.content_keys, scratch=scratch
+        )
+        row_of_record = scratch.full(len(committed), -1, np.int64)
+        done = np.zeros(len(self._rows), dtype=bool)
+        for part in scratch.windows(len(done)):
+            found = record_of_row[part]
+            done[part] = found >= 0
+            row_of_record[found[done[part]]] = part.start + np.flatnonzero(done[part])
+        for path, records in committed.by_shard():
+            rows = row_of_record[records]
+            here = np.flatnonzero(rows >= 0)
             if len(here):
-                batch = load_shard(folder, path).take(pa.array(committed.positions[here]))
-                self._count_batch(batch, row_of_record[here])
+                batch = load_shard(folder, path)
+                batch = batch.take(pa.array(committed.positions[records][here]))
+                self._count_batch(batch, rows[here])
+        scratch.let_go()
         return done
 
     def _to_forget(self, folder: RunFolder, committed: Committed) -> NDArray[np.bool_]:
@@ -141,12 +156,14 @@ class Table:
         for status in self._options.retry:
             forget |= committed.has_status(Status(status))
         failed = committed.has_status(Status.ERROR) & ~forget
-        for number, path in enumerate(committed.shards):
-            here = np.flatnonzero((committed.shard_of == number) & failed)
+        for path, records in committed.by_shard():
+            here = np.flatnonzero(failed[records])
             if len(here):
                 errors = load_shard(folder, path).column("error").to_pylist()
-                positions = committed.positions[here].tolist()
-                forget[here] = [errors[at]["code"] in TRANSIENT_CODES for at in positions]
+                positions = committed.positions[records][here].tolist()
+                forget[records.start + here] = [
+                    errors[at]["code"] in TRANSIENT_CODES for at in positions
+                ]
         return forget
 
     def _count_batch(self, batch: pa.RecordBatch, rows: I64) -> None:
@@ -163,11 +180,6 @@ class Table:
         self._counts.count(status, error_code)
         self._counts.completion_tokens += num_tokens
         self.failed[row] = status is not Status.OK
-
-    @property
-    def waiting(self) -> I64:
-        """int64[m]: rows that had no committed answer when the table was opened."""
-        return self._waiting
 
     @property
     def num_done(self) -> int:
@@ -224,6 +236,7 @@ class Table:
                 keep_batches=self._kept(),
                 unnest=options.unnest,
                 ids=self._rows.ids,
+                scratch=self._scratch,
             )
         return None
 

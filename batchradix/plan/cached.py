@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from batchradix.scratch import Scratch, windows
 from batchradix.types import I32, I64, Plan, PlanTree, TokenTable
 
 
-def shared_prefix(plan: Plan, num_rows: int) -> I32:
+def shared_prefix(plan: Plan, num_rows: int, scratch: Scratch | None = None) -> I32:
     """int32[num_rows]: by table row, the prompt tokens an earlier row of the plan brings along.
+    Made in ``scratch`` (None: in memory).
 
     Give the plan of the whole job, duplicates included: the answer then depends neither on
     what a resumed run still has to do nor on timing. A row equal to an earlier one shares its
     whole prompt; rows outside the plan share nothing.
     """
-    shared = np.zeros(num_rows, dtype=np.int32)
-    shared[plan.order] = plan.lcp
+    scratch = scratch or Scratch(least_bytes=None)
+    shared = scratch.zeros(num_rows, np.int32)
+    for part in scratch.windows(len(plan)):
+        shared[plan.order[part]] = plan.lcp[part]
     return shared
 
 
@@ -69,15 +75,11 @@ def plan_summary(
     ``num_forced``: int32[len(tokens)], the trailing tokens of each row that open its answer;
     ``num_rows`` the rows of the input when the table has not all of them.
     """
-    lengths = tokens.lengths - (0 if num_forced is None else num_forced)
-    lengths = lengths[lengths > 0]
-    prompt_tokens = int(lengths.sum())
+    counts = _length_counts(tokens, num_forced)
+    prompt_tokens = int((np.arange(len(counts)) * counts).sum())
     opening_tokens = tokens.num_tokens - prompt_tokens
     distinct = tree.distinct_tokens
-    low = p50 = p90 = p99 = high = 0
-    if len(lengths):
-        cuts = np.quantile(lengths, [0, 0.5, 0.9, 0.99, 1], method="inverted_cdf")
-        low, p50, p90, p99, high = (int(cut) for cut in cuts)
+    low, p50, p90, p99, high = (_quantile(counts, share) for share in (0, 0.5, 0.9, 0.99, 1))
     return PlanSummary(
         rows=len(tokens) if num_rows is None else num_rows,
         planned_rows=len(plan),
@@ -105,35 +107,85 @@ def demand_tokens(plan: Plan, tree: PlanTree, max_tokens: I32, batch_size: int) 
     node continues into its deepest child, the others begin chains of their own), so the bound
     on prompts is exact; answers add the ``batch_size`` largest ``max_tokens``.
     """
-    tails = np.asarray(max_tokens)[plan.order].astype(np.int64)
-    return _largest_sum(_chains(tree), batch_size + 1) + _largest_sum(tails, batch_size)
+    count = batch_size + 1
+    chains = np.zeros(0, dtype=np.int64)
+    for some in _chains(tree):
+        chains = _largest(np.concatenate([chains, some]), count)
+    tails = np.zeros(0, dtype=np.int64)
+    for part in windows(len(plan)):
+        some = np.asarray(max_tokens)[plan.order[part]].astype(np.int64)
+        tails = _largest(np.concatenate([tails, some]), batch_size)
+    return int(chains.sum()) + int(tails.sum())
 
 
-def _largest_sum(values: I64, count: int) -> int:
+def _length_counts(tokens: TokenTable, num_forced: I32 | None) -> I64:
+    """int64[m]: rows by the length of their prompt; those without a prompt do not count."""
+    counts = np.zeros(1, dtype=np.int64)
+    for part in windows(len(tokens)):
+        lengths = np.diff(tokens.offsets[part.start : part.stop + 1])
+        if num_forced is not None:
+            lengths = lengths - num_forced[part]
+        some = np.bincount(lengths, minlength=len(counts))
+        some[: len(counts)] += counts
+        counts = some
+    counts[0] = 0
+    return counts
+
+
+def _quantile(counts: I64, share: float) -> int:
+    """The least length that this share of the rows do not exceed; 0 where there are no rows."""
+    reached = np.cumsum(counts)
+    if reached[-1] == 0:
+        return 0
+    return int(np.searchsorted(reached, max(1, math.ceil(share * reached[-1]))))
+
+
+def _largest(values: I64, count: int) -> I64:
     if len(values) > count:
         values = np.partition(values, len(values) - count)[len(values) - count :]
-    return int(values.sum())
+    return values
 
 
-def _chains(tree: PlanTree) -> I64:
-    """int64[k]: lengths in tokens of the chains of the tree's long-path decomposition."""
-    num_nodes = len(tree)
-    if num_nodes == 0:
-        return np.zeros(0, dtype=np.int64)
-    # In preorder a node's level is the number of subtrees begun and not yet ended.
-    subtree_end = np.searchsorted(tree.first, tree.last)
-    ended = np.cumsum(np.bincount(subtree_end, minlength=num_nodes + 1))[:num_nodes]
-    level = np.arange(num_nodes) - ended
-    by_level = np.argsort(level, kind="stable")
-    bounds = np.searchsorted(level[by_level], np.arange(int(level.max()) + 2))
-    deepest = tree.end.astype(np.int64)  # of any node below, in tokens
-    begins_chain = np.ones(num_nodes, dtype=np.bool_)
-    for depth in range(len(bounds) - 2, 0, -1):
-        nodes = by_level[bounds[depth] : bounds[depth + 1]]
-        parents = tree.parent[nodes]
-        np.maximum.at(deepest, parents, deepest[nodes])
-        heavy = nodes[deepest[nodes] == deepest[parents]]
-        _, one_each = np.unique(tree.parent[heavy], return_index=True)
-        begins_chain[heavy[one_each]] = False
-    chains: I64 = (deepest - tree.start)[begins_chain]
-    return chains
+def _chains(tree: PlanTree) -> Iterator[I64]:
+    """The lengths in tokens of the chains of the tree's long-path decomposition, in pieces.
+
+    Leaves come in preorder. Each begins a chain where its path parts from those before it; where
+    two chains meet, the one that does not go as deep ends there.
+    """
+    open_at: list[int] = []  # depths at which chains that are still open meet the one before
+    depths: list[int] = []  # how deep they go
+    begun: int | None = None  # where the first node behind the last leaf begins, if a block before
+    for part in windows(len(tree)):
+        starts = tree.start[part]
+        behind = tree.parent[part.start + 1 : part.stop + 1]
+        is_leaf = np.ones(len(starts), dtype=np.bool_)
+        is_leaf[: len(behind)] = behind != np.arange(part.start, part.start + len(behind))
+        leaves = np.flatnonzero(is_leaf)
+        # The first node behind a leaf is the highest one that the next leaf does not share.
+        parted = starts[np.append(0, leaves[:-1] + 1)].tolist()
+        parted[0] = parted[0] if begun is None else begun
+        chains: list[int] = []
+        for at, depth in zip(parted, tree.end[part][leaves].tolist(), strict=False):
+            while depths and open_at[-1] > at:
+                chains.append(_end_chain(open_at, depths))
+            if depths and at == 0:
+                chains.append(depths.pop() - open_at.pop())
+            open_at.append(at)
+            depths.append(depth)
+        yield np.array(chains, dtype=np.int64)
+        if not len(leaves):
+            begun = parted[0]
+        else:
+            begun = None if is_leaf[-1] else int(starts[leaves[-1] + 1])
+    chains = []
+    while len(depths) > 1:
+        chains.append(_end_chain(open_at, depths))
+    yield np.array(chains + depths, dtype=np.int64)
+
+
+def _end_chain(open_at: list[int], depths: list[int]) -> int:
+    """Ends the last chain or the one before, whichever is less deep; how long it is."""
+    begin, depth = open_at.pop(), depths.pop()
+    length = min(depth, depths[-1]) - begin
+    depths[-1] = max(depth, depths[-1])
+    return length

@@ -1,16 +1,32 @@
-"""From a token table to a `Plan`: a lexicographic sort and the prefixes it brings together."""
+"""From a token table to a `Plan`: a lexicographic sort and the prefixes it brings together.
+
+A table that is too large to be sorted in memory is sorted in ranges: rows chosen at random mark
+where the ranges part, each row is put into its range, and one range after the other is sorted.
+Nothing has to be merged, and the order is the same.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from batchradix.scratch import Scratch, windows
 from batchradix.types import I32, I64, U32, Plan, TokenTable
 
 if TYPE_CHECKING:
     import polars as pl
 
+DEFAULT_PLAN_MEMORY_BYTES = 256 << 20
+# What sorting in memory takes: bytes in both orders, views, numbers; of a token and of a row.
+_SORT_TOKEN_BYTES = 8
+_SORT_ROW_BYTES = 128
+_FEWEST_ROWS = 64  # below that a range is sorted whatever it takes
+# Ranges are made smaller than they may be, because chosen rows only guess at their sizes.
+_RANGE_SLACK = 2
+_CHOSEN_PER_RANGE = 16
+_MOST_RANGES = 256
 # Polars addresses the bytes of a chunk with 32 bits; chunks stay well below that.
 _CHUNK_TOKENS = 1 << 28
 # Tokens compared at once (twice this many are gathered), and the windows they are cut into.
@@ -19,57 +35,207 @@ _FIRST_WINDOW = 16
 _LAST_WINDOW = 1024
 
 
-def make_plan(tokens: TokenTable, rows: I64 | None = None) -> Plan:
+def make_plan(
+    tokens: TokenTable,
+    rows: I64 | None = None,
+    *,
+    memory_bytes: int = DEFAULT_PLAN_MEMORY_BYTES,
+    scratch: Scratch | None = None,
+) -> Plan:
     """Sorts rows lexicographically by token ids and measures what neighbours share.
 
     ``rows``: int64[n], distinct row numbers of ``tokens`` in any order; all rows when None.
-    Equal rows come in order of row number, empty rows first. Takes about one copy of the
-    tokens in memory beside the table itself, plus some tens of bytes a row.
+    Equal rows come in order of row number, empty rows first. Sorting takes about
+    ``memory_bytes``, or one copy of the tokens and some tens of bytes a row where that is less.
+    The plan's arrays are made in ``scratch`` (None: in memory).
     """
-    if rows is None:
-        chosen = np.arange(len(tokens), dtype=np.int64)
-    else:
-        chosen = np.sort(np.asarray(rows, dtype=np.int64))
-    if len(chosen) == 0:
-        return Plan(order=chosen, lcp=np.zeros(0, dtype=np.int32))
-    order = _sorted_rows(tokens, chosen)
-    return Plan(order=order, lcp=common_prefixes(tokens, order))
+    scratch = scratch or Scratch(least_bytes=None)
+    chosen = None if rows is None else _ascending(rows)
+    num_rows = len(tokens) if chosen is None else len(chosen)
+    order = scratch.zeros(num_rows, np.int64)
+    _Sorter(tokens, memory_bytes, scratch).sort(chosen, order)
+    return Plan(order=order, lcp=common_prefixes(tokens, order, scratch))
+
+
+def _ascending(rows: I64) -> I64:
+    rows = np.asarray(rows, dtype=np.int64)
+    return rows if len(rows) < 2 or (rows[1:] > rows[:-1]).all() else np.sort(rows)
+
+
+class _Sorter:
+    """Sorts rows of a table, at most as many at a time as fit into ``memory_bytes``."""
+
+    def __init__(self, tokens: TokenTable, memory_bytes: int, scratch: Scratch) -> None:
+        self._tokens = tokens
+        self._memory_bytes = memory_bytes
+        self._scratch = scratch
+        self._random = np.random.default_rng(0)  # the order does not depend on it
+
+    def sort(self, rows: I64 | None, into: I64) -> None:
+        """Writes ``rows`` (ascending; all of them when None) to ``into``, in their order."""
+        num_rows = len(into)
+        need_bytes = self._need_bytes(rows, num_rows)
+        if need_bytes <= self._memory_bytes or num_rows <= _FEWEST_ROWS:
+            chosen = np.arange(num_rows, dtype=np.int64) if rows is None else rows
+            into[:] = _sorted_rows(self._tokens, chosen)
+            self._scratch.let_go()
+            return
+        ranges = min(_MOST_RANGES, 1 + _RANGE_SLACK * need_bytes // self._memory_bytes)
+        markers = self._markers(rows, num_rows, int(ranges))
+        range_of = self._ranges(rows, num_rows, markers)
+        counts = np.bincount(range_of, minlength=2 * len(markers) + 1)
+        begin = 0
+        for number in np.flatnonzero(counts).tolist():
+            stop = begin + int(counts[number])
+            part = _selected(range_of == number, rows)
+            if number % 2:  # rows that are equal to a marker, and so to each other
+                into[begin:stop] = part
+            else:
+                self.sort(part, into[begin:stop])
+            begin = stop
+
+    def _need_bytes(self, rows: I64 | None, num_rows: int) -> int:
+        offsets = self._tokens.offsets
+        if rows is None:
+            num_tokens = int(offsets[-1])
+        else:
+            num_tokens = 0
+            for part in self._scratch.windows(num_rows):
+                here = rows[part]
+                num_tokens += int((offsets[here + 1] - offsets[here]).sum())
+        return _SORT_TOKEN_BYTES * num_tokens + _SORT_ROW_BYTES * num_rows
+
+    def _markers(self, rows: I64 | None, num_rows: int, num_ranges: int) -> I64:
+        """int64: rows with different tokens, sorted, that part the others into ranges."""
+        count = min(num_rows, num_ranges * _CHOSEN_PER_RANGE)
+        places = np.unique(self._random.integers(num_rows, size=count))
+        chosen = _sorted_rows(self._tokens, places if rows is None else rows[places])
+        step = max(1, len(chosen) // num_ranges)
+        markers: list[int] = []
+        for row in chosen[step // 2 :: step].tolist():
+            if not markers or not np.array_equal(self._tokens[row], self._tokens[markers[-1]]):
+                markers.append(row)
+        return np.array(markers, dtype=np.int64)
+
+    def _ranges(self, rows: I64 | None, num_rows: int, markers: I64) -> NDArray[np.uint16]:
+        """uint16[num_rows]: ``2 * m + 1`` for a row equal to marker ``m``, ``2 * m`` for one
+        between it and the marker before."""
+        import polars as pl
+
+        found = self._scratch.zeros(num_rows, np.uint16)
+        marks = _keys_of(self._tokens, markers)
+        begin = 0
+        while begin < num_rows:
+            stop = self._window(rows, begin, num_rows)
+            here = np.arange(begin, stop) if rows is None else rows[begin:stop]
+            keys = _keys_of(self._tokens, here)
+            frame = pl.DataFrame(
+                {
+                    "key": pl.concat([marks, keys]),
+                    "place": np.arange(-len(marks), len(keys), dtype=np.int64),
+                }
+            )
+            # Sorted together with the markers, and equal rows behind their marker.
+            ordered = frame.sort("key", maintain_order=True)
+            places = ordered["place"].to_numpy()
+            passed = np.cumsum(places < 0)
+            last = np.append(np.flatnonzero(places < 0), 0)[np.maximum(passed, 1) - 1]
+            sorted_keys = ordered["key"]
+            equal = (passed > 0) & (sorted_keys == sorted_keys.gather(last)).to_numpy()
+            kind = 2 * passed - equal
+            found[begin + places[places >= 0]] = kind[places >= 0]
+            begin = stop
+            self._scratch.let_go()
+        return found
+
+    def _window(self, rows: I64 | None, begin: int, num_rows: int) -> int:
+        """Where the rows from ``begin`` on that fit half of the memory end."""
+        most = max(1, self._memory_bytes // 2 // _SORT_ROW_BYTES)
+        stop = min(num_rows, begin + most)
+        here = np.arange(begin, stop) if rows is None else rows[begin:stop]
+        offsets = self._tokens.offsets
+        needs = (offsets[here + 1] - offsets[here]) * _SORT_TOKEN_BYTES + _SORT_ROW_BYTES
+        fit = int(np.searchsorted(np.cumsum(needs), self._memory_bytes // 2, side="right"))
+        return begin + max(1, fit)
+
+
+def _selected(mask: NDArray[np.bool_], rows: I64 | None) -> I64:
+    places = np.flatnonzero(mask)
+    return places if rows is None else rows[places]
 
 
 def _sorted_rows(tokens: TokenTable, rows: I64) -> I64:
     """``rows`` (ascending) in lexicographic order; bytes compare as tokens when big-endian."""
     import polars as pl
 
-    keys = _binary_keys(tokens)
-    if len(rows) < len(tokens):
-        keys = keys.gather(rows)
-    frame = pl.DataFrame({"key": keys, "row": rows})
+    if len(rows) == 0:
+        return rows
+    frame = pl.DataFrame({"key": _keys_of(tokens, rows), "row": rows})
     ordered = frame.sort("key", maintain_order=True)["row"].to_numpy()
     return np.ascontiguousarray(ordered, dtype=np.int64)
 
 
-def _binary_keys(tokens: TokenTable) -> pl.Series:
-    """The whole table as a binary column, each token four big-endian bytes."""
+def _keys_of(tokens: TokenTable, rows: I64) -> pl.Series:
+    """The rows (int64, in any order) as a binary column, each token four big-endian bytes."""
     import polars as pl
     import pyarrow as pa
 
-    offsets = np.asarray(tokens.offsets, dtype=np.int64)
+    starts = np.asarray(tokens.offsets)[rows]
+    lengths = np.asarray(tokens.offsets)[rows + 1] - starts
+    ends = np.cumsum(lengths)
     chunks = []
     first = 0
-    while first < len(tokens):
-        end_token = int(offsets[first]) + _CHUNK_TOKENS
-        last = int(np.searchsorted(offsets, end_token, side="right")) - 1
+    while first < len(rows):
+        before = int(ends[first] - lengths[first])
+        last = int(np.searchsorted(ends, before + _CHUNK_TOKENS, side="right"))
         last = max(first + 1, last)
-        span = tokens.values[offsets[first] : offsets[last]].astype(">u4")
-        starts = (offsets[first : last + 1] - offsets[first]) * 4
-        buffers = [None, pa.py_buffer(starts), pa.py_buffer(span)]
+        span = _gathered(tokens.values, starts[first:last], lengths[first:last])
+        offsets = np.zeros(last - first + 1, dtype=np.int64)
+        offsets[1:] = (ends[first:last] - before) * 4
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(span)]
         chunks.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), last - first, buffers))
         first = last
     return pl.Series("key", pa.chunked_array(chunks, type=pa.large_binary()))
 
 
-def common_prefixes(tokens: TokenTable, order: I64) -> I32:
+def _gathered(values: U32, starts: I64, lengths: I64) -> NDArray[np.uint32]:
+    """The tokens of the rows one after the other, big-endian."""
+    span = np.empty(int(lengths.sum()), dtype=">u4")
+    filled = 0
+    # Rows that lie side by side in the table are copied together.
+    cuts = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+    if len(cuts) * 4 < len(starts):
+        for part in np.split(np.arange(len(starts)), cuts):
+            begin, stop = int(starts[part[0]]), int(starts[part[-1]] + lengths[part[-1]])
+            span[filled : filled + stop - begin] = values[begin:stop]
+            filled += stop - begin
+        return span
+    size = max(1, _BLOCK_TOKENS // max(1, int(lengths.mean())))
+    for some in windows(len(starts), size):
+        counts = lengths[some]
+        total = int(counts.sum())
+        shift = starts[some] - (np.cumsum(counts) - counts)
+        span[filled : filled + total] = values[np.arange(total) + np.repeat(shift, counts)]
+        filled += total
+    return span
+
+
+def common_prefixes(tokens: TokenTable, order: I64, scratch: Scratch | None = None) -> I32:
     """int32[n]: tokens that row ``order[k]`` shares with row ``order[k - 1]``; 0 for ``k == 0``.
+
+    The array is made in ``scratch`` (None: in memory).
+    """
+    scratch = scratch or Scratch(least_bytes=None)
+    lcp = scratch.zeros(len(order), np.int32)
+    for part in scratch.windows(len(order)):
+        before = max(0, part.start - 1)
+        found = _neighbours(tokens, np.asarray(order[before : part.stop]))
+        lcp[part] = found[part.start - before :]
+    return lcp
+
+
+def _neighbours(tokens: TokenTable, order: I64) -> I32:
+    """What each row shares with the one before it.
 
     Pairs are compared window by window; a pair leaves as soon as its difference is found, and
     windows grow, so long shared prefixes cost a copy of their tokens and little more.

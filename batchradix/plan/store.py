@@ -20,10 +20,11 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from batchradix.errors import RunError
+from batchradix.scratch import windows
 from batchradix.types import Plan, TokenTable
 
 _VERSION = 1
-_CHECK_BYTES = 1 << 24
+_CHECK_BYTES = 1 << 22
 _WRITE_TOKENS = 1 << 22
 _TABLE_PARTS = {"values.u32": "<u4", "offsets.i64": "<i8"}
 _PLAN_PARTS = {"order.i64": "<i8", "lcp.i32": "<i4"}
@@ -98,7 +99,8 @@ def read_table(folder: Path) -> TokenTable:
     parts = _read_parts(folder, _TABLE_PARTS, "table.json")
     values, offsets = parts["values.u32"], parts["offsets.i64"]
     whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values)
-    if not whole or (np.diff(offsets) < 0).any():
+    falls = (np.diff(offsets[p.start : p.stop + 1]) < 0 for p in windows(len(offsets)))
+    if not whole or any(part.any() for part in falls):
         raise _damaged(folder / "offsets.i64", "its row boundaries do not fit its tokens")
     return TokenTable(values, offsets)
 
@@ -215,13 +217,13 @@ def _map_part(path: Path, kind: str, count: int, check: int) -> np.ndarray[Any, 
             raise _damaged(path, f"it has {size} bytes instead of {count * dtype.itemsize}")
         if count == 0:  # an empty file cannot be mapped
             return np.zeros(0, dtype=dtype)
+        found = 0
+        with path.open("rb") as file:  # not through the map, whose pages would stay in memory
+            while data := file.read(_CHECK_BYTES):
+                found = zlib.crc32(data, found)
         array = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
     except OSError as error:
         raise _damaged(path, f"it cannot be read ({error.strerror or error})") from error
-    data = array.data.cast("B")
-    found = 0
-    for begin in range(0, len(data), _CHECK_BYTES):
-        found = zlib.crc32(data[begin : begin + _CHECK_BYTES], found)
     if found != check:
         raise _damaged(path, "its contents changed since it was written")
     return array

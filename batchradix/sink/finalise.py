@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchradix.errors import InputError, SinkError
+from batchradix.scratch import Scratch
 from batchradix.sink.columns import arrange
 from batchradix.sink.durable import publish
 from batchradix.sink.folder import RunFolder, is_finished, mark_finished
@@ -42,6 +43,7 @@ def finalise(
     keep_batches: Iterator[pa.RecordBatch] | None = None,
     unnest: bool = False,
     ids: Any = None,
+    scratch: Scratch | None = None,
 ) -> None:
     """Writes the finished file from the committed shards and renames it into place last.
 
@@ -52,18 +54,25 @@ def finalise(
     order, in batches of any size.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
-    however the rows lie in the shards. Memory is bounded (see `sink.ordering`). The shards
+    however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value
+    a row are made in ``scratch`` (None: in memory). The shards
     stay, and ``run.json`` notes that the output is finished.
 
     Raises `SinkError` when rows are missing or answered twice differently (naming the counts)
     or the file cannot be written, and `InputError` when ``keep_batches`` has not ``num_rows``
     rows. The output is what it was before then, and what was committed stays.
     """
-    committed = read_committed(folder)
-    source = match_rows(committed, num_rows, key_of_row)
+    scratch = scratch or Scratch(least_bytes=None)
+    committed = read_committed(folder, scratch=scratch)
+    source = match_rows(committed, num_rows, key_of_row, scratch=scratch)
     _verify(committed, source, by_key=key_of_row is not None)
     batches = zip_columns(
-        in_order(_pieces(folder, committed, source), num_rows, folder.tmp / "spool.arrow"),
+        in_order(
+            _pieces(folder, committed, source, scratch),
+            num_rows,
+            folder.tmp / "spool.arrow",
+            scratch,
+        ),
         schema,
         keep_batches,
         num_rows=num_rows,
@@ -118,15 +127,15 @@ def _verify(committed: Committed, source: I64, *, by_key: bool) -> None:
         )
 
 
-def _pieces(folder: RunFolder, committed: Committed, source: I64) -> Iterator[Piece]:
-    targets = np.full(len(committed), -1, dtype=np.int64)
-    targets[source] = np.arange(len(source))
-    stops = np.cumsum(np.bincount(committed.shard_of, minlength=len(committed.shards)))
-    start = 0
-    for path, stop in zip(committed.shards, stops.tolist(), strict=True):
-        if (targets[start:stop] >= 0).any():
-            yield load_shard(folder, path), targets[start:stop]
-        start = stop
+def _pieces(
+    folder: RunFolder, committed: Committed, source: I64, scratch: Scratch
+) -> Iterator[Piece]:
+    targets = scratch.full(len(committed), -1, np.int64)
+    for part in scratch.windows(len(source)):
+        targets[source[part]] = np.arange(part.start, part.stop)
+    for path, records in committed.by_shard():
+        if (targets[records] >= 0).any():
+            yield load_shard(folder, path), np.array(targets[records])
 
 
 def zip_columns(

@@ -2,8 +2,8 @@
 
 An external sort on one integer: pieces are gathered to groups of some 16 MiB, each group is
 sorted by target row and appended to one uncompressed spool file, which is mapped into memory.
-Then every window of the output takes its rows from the few places where they lie. What stays
-in memory is 12 bytes a row. A job of one group needs no spool.
+Then every window of the output takes its rows from the few places where they lie. Of
+each row 12 bytes stay, in a scratch file. A job of one group needs no spool.
 """
 
 from __future__ import annotations
@@ -16,27 +16,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from batchradix.scratch import Scratch
 from batchradix.types import I64
 
 GROUP_BYTES = 16 << 20
 WINDOW_ROWS = 16_384
 WINDOW_BYTES = 16 << 20
 _SPOOL_ROWS = 256
+_BATCHES_BETWEEN = 512  # between two times at which pages of the spool are let go
 
 Piece = tuple[pa.RecordBatch, I64]
 """A batch and its rows' targets, int64[num_rows]; a row with target -1 is left out."""
 
 
 def in_order(
-    pieces: Iterable[Piece], num_rows: int, spool: Path | None = None
+    pieces: Iterable[Piece],
+    num_rows: int,
+    spool: Path | None = None,
+    scratch: Scratch | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of ``pieces`` by target 0..num_rows-1, each of which occurs once.
 
     The batches yielded hold up to 16,384 rows or about 16 MiB; where they are cut depends on
     the rows alone, not on the pieces. ``spool`` is a file to be made and removed; without
-    it everything stays in memory. Raises `OSError` when the spool cannot be written.
+    it everything stays in memory, as the rows' places do without ``scratch``. Raises `OSError`
+    when the spool cannot be written.
     """
-    store = _SortedGroups(num_rows, spool)
+    store = _SortedGroups(num_rows, spool, scratch or Scratch(least_bytes=None))
     try:
         gathered: list[Piece] = []
         num_bytes = 0
@@ -62,15 +68,17 @@ def in_order(
 class _SortedGroups:
     """Sorted groups cut to small batches, and where each target row lies among them."""
 
-    def __init__(self, num_rows: int, spool: Path | None) -> None:
+    def __init__(self, num_rows: int, spool: Path | None, scratch: Scratch) -> None:
+        self._scratch = scratch
         self._spool = spool
         self._file: Any = None
         self._writer: Any = None
+        self._opened: Any = None
         self._batches: list[pa.RecordBatch] = []
         self._num_batches = 0
-        self._batch_of = np.zeros(num_rows, dtype=np.int32)
-        self._position_of = np.zeros(num_rows, dtype=np.int32)
-        self._row_bytes = np.zeros(num_rows, dtype=np.int32)
+        self._batch_of = scratch.zeros(num_rows, np.int32)
+        self._position_of = scratch.zeros(num_rows, np.int32)
+        self._row_bytes = scratch.zeros(num_rows, np.int32)
 
     @property
     def spilled(self) -> bool:
@@ -82,6 +90,7 @@ class _SortedGroups:
         order = np.argsort(targets)
         group = pa.concat_batches([b for b, _ in pieces])
         pieces.clear()
+        self._scratch.let_go()
         group = group.take(pa.array(order))
         targets = targets[order]
         places = np.arange(len(targets))
@@ -122,10 +131,11 @@ class _SortedGroups:
         order = np.argsort(batch_of, kind="stable")
         cuts = np.flatnonzero(np.diff(batch_of[order])) + 1
         batch = self._reader()
-        parts = [
-            batch(int(batch_of[places[0]])).take(pa.array(position_of[places]))
-            for places in np.split(order, cuts)
-        ]
+        parts = []
+        for places in np.split(order, cuts):
+            parts.append(batch(int(batch_of[places[0]])).take(pa.array(position_of[places])))
+            if len(parts) % _BATCHES_BETWEEN == 0:
+                self._scratch.let_go()
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return pa.concat_batches(parts).take(pa.array(back))
@@ -133,11 +143,15 @@ class _SortedGroups:
     def _reader(self) -> Any:
         if not self.spilled:
             return self._batches.__getitem__
-        # a fresh map for each window, so that pages read for the last one are let go
-        return pa.ipc.open_file(pa.memory_map(str(self._spool))).get_batch
+        if self._opened is None:
+            assert self._spool is not None
+            mapped = self._scratch.read_only(self._spool)
+            self._opened = pa.ipc.open_file(pa.py_buffer(mapped))
+        self._scratch.let_go()
+        return self._opened.get_batch
 
     def close(self) -> None:
-        self._batches = []
+        self._batches, self._opened = [], None
         if self._spool is not None:
             self._spool.unlink(missing_ok=True)
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchradix.errors import SinkError
+from batchradix.scratch import Scratch, windows
 from batchradix.sink.columns import CONTENT_KEY, EncodeValues, results_to_batch
 from batchradix.sink.durable import write_durably
 from batchradix.sink.folder import RunFolder, acquire, check_fingerprint, check_output
@@ -170,16 +171,27 @@ class Committed:
         marked: NDArray[np.bool_] = self.statuses == _STATUS_CODES[status.value]
         return marked
 
+    def by_shard(self) -> Iterator[tuple[Path, slice]]:
+        """Each shard's file and its records."""
+        starts = np.searchsorted(self.shard_of, np.arange(len(self.shards) + 1))
+        for path, start, stop in zip(self.shards, starts[:-1], starts[1:], strict=True):
+            yield path, slice(int(start), int(stop))
 
-def read_committed(folder: RunFolder, schema: pa.Schema | None = None) -> Committed:
+
+def read_committed(
+    folder: RunFolder, schema: pa.Schema | None = None, *, scratch: Scratch | None = None
+) -> Committed:
     """Reads which rows are committed, and cleans up after a killed run.
 
     Half-written files in ``tmp/`` are removed. A shard that is torn, damaged, of another job
     or (where ``schema`` is given) of another schema is moved to ``bad/`` and named in
-    ``warnings``; its rows are not committed. Raises `SinkError` when the folder cannot be
-    read at all.
+    ``warnings``; its rows are not committed. The arrays are made in ``scratch`` (None: in
+    memory). Raises `SinkError` when the folder cannot be read at all.
     """
-    parts: list[pa.RecordBatch] = []
+    scratch = scratch or Scratch(least_bytes=None)
+    shard_of, positions = scratch.column(np.int32), scratch.column(np.int32)
+    rows, statuses = scratch.column(np.int64), scratch.column(np.uint8)
+    keys = scratch.column(np.uint8, CONTENT_KEY.type.byte_width)
     paths: list[Path] = []
     warnings: list[str] = []
     try:
@@ -189,51 +201,64 @@ def read_committed(folder: RunFolder, schema: pa.Schema | None = None) -> Commit
             if batch is None:
                 warnings.append(_set_aside(folder, path, fault))
             else:
-                parts.append(batch)
+                count = batch.num_rows
+                shard_of.append(np.full(count, len(paths), dtype=np.int32))
+                positions.append(np.arange(count, dtype=np.int32))
+                rows.append(batch.column("row").to_numpy())
+                statuses.append(
+                    np.array(
+                        [_STATUS_CODES[s] for s in batch.column("status").to_pylist()], np.uint8
+                    )
+                )
+                keys.append(_fixed_bytes(batch.column(CONTENT_KEY.name)).view(np.uint8))
                 paths.append(path)
     except OSError as e:
         raise SinkError(
             f"the committed results in {folder.path} cannot be read: {e.strerror or e}"
         ) from e
-    counts = np.array([p.num_rows for p in parts], dtype=np.int64)
-    keys = [_fixed_bytes(p.column("content_key")) for p in parts]
-    codes = [
-        np.array([_STATUS_CODES[s] for s in p.column("status").to_pylist()], dtype=np.uint8)
-        for p in parts
-    ]
-    rows = [p.column("row").to_numpy() for p in parts]
     return Committed(
         shards=tuple(paths),
-        shard_of=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
-        positions=np.concatenate(
-            [np.arange(0, dtype=np.int32), *(np.arange(n, dtype=np.int32) for n in counts)]
-        ),
-        rows=np.concatenate([np.zeros(0, np.int64), *rows]),
-        content_keys=np.concatenate([np.zeros(0, "V16"), *keys]),
-        statuses=np.concatenate([np.zeros(0, np.uint8), *codes]),
+        shard_of=shard_of.finish(),
+        positions=positions.finish(),
+        rows=rows.finish(),
+        content_keys=keys.finish().reshape(-1).view("V16"),
+        statuses=statuses.finish(),
         warnings=tuple(warnings),
     )
 
 
-def match_rows(committed: Committed, num_rows: int, key_of_row: NDArray[Any] | None = None) -> I64:
+def match_rows(
+    committed: Committed,
+    num_rows: int,
+    key_of_row: NDArray[Any] | None = None,
+    *,
+    scratch: Scratch | None = None,
+) -> I64:
     """For every input row the committed record that answers it: int64[num_rows], -1 for none.
 
     Without ``key_of_row`` records count by row number. With it (16 bytes a row: V16, S16 or
     uint8[num_rows, 16]) a record counts only for a row of its content key: first for the row
     of its own number, then, should the input have been edited, for other rows of that key in
-    order; a record answers one row at most.
+    order; a record answers one row at most. The array is made in ``scratch`` (None: in memory).
     """
-    inside = np.flatnonzero((committed.rows >= 0) & (committed.rows < num_rows))
-    source = np.full(num_rows, -1, dtype=np.int64)
+    scratch = scratch or Scratch(least_bytes=None)
+    source: I64 = scratch.full(num_rows, -1, np.int64)
     wanted = None if key_of_row is None else _as_s16(key_of_row)
     have = _as_s16(committed.content_keys)
-    if wanted is not None:
-        inside = inside[wanted[committed.rows[inside]] == have[inside]]
-    # numpy keeps the last of repeated assignments, so the first record is assigned last
-    source[committed.rows[inside][::-1]] = inside[::-1]
+    for part in reversed(list(windows(len(committed)))):
+        rows = committed.rows[part]
+        inside = np.flatnonzero((rows >= 0) & (rows < num_rows))
+        if wanted is not None:
+            inside = inside[wanted[rows[inside]] == have[part][inside]]
+        # numpy keeps the last of repeated assignments, so the first record is assigned last
+        source[rows[inside][::-1]] = part.start + inside[::-1]
+        scratch.let_go()
     if wanted is None:
         return source
     missing = np.flatnonzero(source < 0)
+    scratch.let_go()
+    if not len(missing):
+        return source
     unused = np.ones(len(committed), dtype=np.bool_)
     unused[source[source >= 0]] = False
     spare = np.flatnonzero(unused)
@@ -272,7 +297,13 @@ def load_shard(folder: RunFolder, path: Path) -> pa.RecordBatch:
     return batch
 
 
-def forget_rows(folder: RunFolder, committed: Committed, forget: NDArray[np.bool_]) -> Committed:
+def forget_rows(
+    folder: RunFolder,
+    committed: Committed,
+    forget: NDArray[np.bool_],
+    *,
+    scratch: Scratch | None = None,
+) -> Committed:
     """Drops the records marked in ``forget`` (bool[n]), so that their rows run again.
 
     Each shard concerned is replaced by one without them. A kill in the middle leaves the old
@@ -280,10 +311,10 @@ def forget_rows(folder: RunFolder, committed: Committed, forget: NDArray[np.bool
     """
     number = next_shard_number(folder)
     try:
-        for index in np.unique(committed.shard_of[forget]):
-            here = committed.shard_of == index
-            stay = np.flatnonzero(~forget[here])
-            path = committed.shards[index]
+        for path, records in committed.by_shard():
+            if not forget[records].any():
+                continue
+            stay = np.flatnonzero(~forget[records])
             if len(stay):
                 batch = load_shard(folder, path).take(pa.array(stay))
                 write_shard(folder, number, batch)
@@ -293,7 +324,7 @@ def forget_rows(folder: RunFolder, committed: Committed, forget: NDArray[np.bool
         raise SinkError(
             f"the committed results in {folder.path} cannot be rewritten: {e.strerror or e}"
         ) from e
-    return read_committed(folder)
+    return read_committed(folder, scratch=scratch)
 
 
 def shard_jobs(folder: RunFolder) -> set[str]:

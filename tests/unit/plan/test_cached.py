@@ -4,12 +4,15 @@ import itertools
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchradix.plan import cached as cached_module
 from batchradix.plan.cached import demand_tokens, plan_summary, shared_prefix
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree, flat_tree
+from batchradix.scratch import windows
 from batchradix.types import TokenTable
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=7)
@@ -84,3 +87,17 @@ def test_a_job_without_prompts_has_a_summary_of_zeros():
     summary = plan_summary(table, plan, build_tree(plan, table.lengths), num_rows=5)
     assert (summary.rows, summary.prompt_tokens, summary.shared_share) == (5, 0, 0.0)
     assert demand_tokens(plan, build_tree(plan, table.lengths), np.ones(2, np.int32), 4) == 0
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(ROWS, st.integers(1, 3), st.integers(1, 4))
+def test_totals_do_not_depend_on_the_windows_they_are_computed_in(rows, batch_size, size):
+    table = TokenTable.from_rows(rows)
+    plan = make_plan(table)
+    tree = build_tree(plan, table.lengths)
+    answers = np.arange(1, len(rows) + 1, dtype=np.int32)
+    whole = plan_summary(table, plan, tree), demand_tokens(plan, tree, answers, batch_size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cached_module, "windows", lambda num_rows: windows(num_rows, size))
+        parts = plan_summary(table, plan, tree), demand_tokens(plan, tree, answers, batch_size)
+    assert parts == whole

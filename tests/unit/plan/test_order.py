@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from batchradix.plan import order as order_module
 from batchradix.plan.order import make_plan
+from batchradix.scratch import Scratch
 from batchradix.types import TokenTable
 
 TOKENS = st.sampled_from([0, 1, 2, 255, 256, 65536, 2**32 - 1])
@@ -88,3 +89,45 @@ def test_no_rows_make_an_empty_plan():
     assert len(make_plan(TokenTable.from_rows([]))) == 0
     assert len(make_plan(TokenTable.from_rows([[1]]), np.zeros(0, dtype=np.int64))) == 0
     assert make_plan(TokenTable.from_rows([[], [], []])).order.tolist() == [0, 1, 2]
+
+
+@settings(deadline=None, max_examples=150, derandomize=True)
+@given(ROWS, st.integers(1, 4000), st.data())
+def test_sorting_in_ranges_gives_the_order_of_sorting_in_memory(rows, memory_bytes, data):
+    table = TokenTable.from_rows(rows)
+    chosen = None
+    if data.draw(st.booleans()):
+        chosen = np.array([r for r in range(len(rows)) if data.draw(st.booleans())], dtype=np.int64)
+    whole = make_plan(table, chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order_module, "_FEWEST_ROWS", 2)
+        parts = make_plan(table, chosen, memory_bytes=memory_bytes, scratch=Scratch(least_bytes=64))
+    assert parts.order.tolist() == whole.order.tolist()
+    assert parts.lcp.tolist() == whole.lcp.tolist()
+
+
+def test_a_table_of_equal_rows_is_sorted_however_little_memory_there_is(monkeypatch):
+    sorts = []
+    sort = order_module._sorted_rows
+    monkeypatch.setattr(
+        order_module, "_sorted_rows", lambda t, rows: sorts.append(len(rows)) or sort(t, rows)
+    )
+    plan = make_plan(TokenTable.from_rows([[1, 2]] * 5000), memory_bytes=1000)
+    assert plan.order.tolist() == list(range(5000))
+    assert max(sorts) < 5000
+
+
+def test_no_more_rows_are_sorted_at_once_than_fit_the_memory(monkeypatch):
+    random = np.random.default_rng(3)
+    table = TokenTable(
+        random.integers(9, size=80_000).astype(np.uint32), np.arange(20_001, dtype=np.int64) * 4
+    )
+    sorts = []
+    sort = order_module._sorted_rows
+    monkeypatch.setattr(
+        order_module, "_sorted_rows", lambda t, rows: sorts.append(len(rows)) or sort(t, rows)
+    )
+    row_bytes = order_module._SORT_ROW_BYTES + 4 * order_module._SORT_TOKEN_BYTES
+    plan = make_plan(table, memory_bytes=row_bytes * 2000)
+    assert plan.order.tolist() == make_plan(table).order.tolist()
+    assert max(sorts[:-1]) <= 2000

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree, flat_tree
+from batchradix.scratch import Scratch
 from batchradix.types import PlanTree, TokenTable
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=25)
@@ -119,3 +122,16 @@ def test_a_flat_tree_shares_nothing():
     assert tree.parent.tolist() == [-1, -1, -1]
     assert tree.num_ending.tolist() == [1, 1, 1]
     assert tree.distinct_tokens == table.num_tokens
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(ROWS, st.integers(1, 8))
+def test_a_tree_is_the_same_whatever_blocks_it_is_built_in(rows, block_rows):
+    table = TokenTable.from_rows(rows)
+    plan = make_plan(table)
+    whole = build_tree(plan, table.lengths)
+    blocks = build_tree(plan, table.lengths, Scratch(least_bytes=64), block_rows=block_rows)
+    for field in fields(PlanTree):
+        here, there = getattr(blocks, field.name), getattr(whole, field.name)
+        assert here.dtype == there.dtype
+        assert here.tolist() == there.tolist(), field.name
