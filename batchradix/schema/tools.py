@@ -21,7 +21,9 @@ from batchradix.types import GrammarSpec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+# A schema of no more than these and without properties is how functions without parameters are
+# described; as a JSON Schema it would take any.
+_OF_NO_PARAMETERS = {"type", "properties", "required", "title", "description", "$schema"}
 _AUTO, _REQUIRED = "auto", "required"
 
 
@@ -274,11 +276,13 @@ def _tool(function: dict[str, Any]) -> Tool:
     name, schema = function["name"], function.get("parameters")
     where = f"tools: the parameters of {name!r}"
     if schema is None:
-        schema = _NO_PARAMETERS
+        schema = {"properties": {}}
     if not isinstance(schema, dict):
         raise SchemaError(f"{where} must be a JSON Schema of an object")
     if schema.get("type", "object") != "object":
         raise SchemaError(f"{where} must describe an object, not {schema['type']!r}")
+    if schema.get("properties") == {} and schema.keys() <= _OF_NO_PARAMETERS:
+        schema = {**schema, "additionalProperties": False}
     try:
         return Tool(name, OutputSchema({"type": "object", **schema}))
     except SchemaError as error:
