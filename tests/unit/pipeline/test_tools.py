@@ -116,6 +116,35 @@ def test_a_model_that_never_stops_calling_is_cut_and_closed(
     assert len(row["value"]) == 2
 
 
+@pytest.mark.parametrize("style", ["hermes", "llama3", "mistral", "json"])
+def test_whatever_a_model_writes_is_valid_and_the_same_without_forced_text(
+    tiny_model_folder: MakeTinyModel, style: str
+) -> None:
+    model = str(tiny_model_folder("random", seed=7))
+    tools = ToolSet(TOOLS, choice="required", style=style)
+    rows = [{"prompt": f"{n} or {n * n}", "temperature": float(n % 2)} for n in range(8)]
+    tables = [
+        pipeline.run(
+            config(
+                model,
+                rows,
+                schema=tools,
+                engine=EngineOptions(dtype="float32", num_threads=1, forced_text=forced),
+                output=OutputOptions(keep_truncated=True),
+            )
+        ).table
+        for forced in (True, False)
+    ]
+    first, second = [table.to_pylist() for table in tables if table is not None]
+    assert {row["status"] for row in first} <= {"ok", "truncated"}
+    for row in first:
+        assert row["value"], row["text"]
+        for call in row["value"]:
+            arguments = json.loads(call["arguments"])
+            assert arguments == {} if call["name"] == "stop" else 0 <= arguments["n"] <= 9
+    assert [row["text"] for row in first[::2]] == [row["text"] for row in second[::2]]
+
+
 def test_a_budget_below_the_shortest_call_is_refused(sevens: str) -> None:
     tools = ToolSet(TOOLS, choice="add", style="hermes")
     job = config(sevens, [{"prompt": "x"}], schema=tools, sampling=SamplingOptions(max_tokens=9))
