@@ -29,6 +29,7 @@ from batchradix.report.machine import machine
 from batchradix.report.progress import Silent, choose_progress
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat, answer_format
+from batchradix.schema.tools import ToolSet
 from batchradix.types import Engine, Result, Status
 
 
@@ -80,9 +81,21 @@ def _answers(
     regex: str | None,
     grammar: str | Path | None,
     choices: str | Path | Sequence[str] | None,
-) -> AnswerFormat | None:
+    tools: Any,
+    tool_choice: str | Mapping[str, Any] | None,
+    parallel_tool_calls: bool | None,
+    tool_format: str | None,
+) -> AnswerFormat | ToolSet | None:
     return answer_format(
-        schema=schema, fields=fields, regex=regex, grammar=grammar, choices=choices
+        schema=schema,
+        fields=fields,
+        regex=regex,
+        grammar=grammar,
+        choices=choices,
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
+        tool_format=tool_format,
     )
 
 
@@ -104,6 +117,10 @@ def run(
     regex: str | None = None,
     grammar: str | Path | None = None,
     choices: str | Path | Sequence[str] | None = None,
+    tools: Any = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool | None = None,
+    tool_format: str | None = None,
     schema_column: str | None = None,
     retries: int = 0,
     template: str | None = None,
@@ -129,6 +146,11 @@ def run(
     path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
+    ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),
+    ``tool_choice`` is ``"auto"``, ``"required"`` or a function's name,
+    ``parallel_tool_calls=False`` allows one call an answer, ``tool_format`` says how calls are
+    written where the model's chat template does not; ``value`` is then a list of name and
+    arguments (JSON text).
     ``schema_column`` names a column of schemas for single rows.
     A row whose finished answer is invalid runs again up to ``retries`` times.
 
@@ -149,7 +171,17 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=_answers(schema, fields, regex, grammar, choices),
+        schema=_answers(
+            schema,
+            fields,
+            regex,
+            grammar,
+            choices,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            tool_format,
+        ),
         schema_column=schema_column,
         retries=retries,
         id_column=id_column,
@@ -178,6 +210,10 @@ def plan(
     regex: str | None = None,
     grammar: str | Path | None = None,
     choices: str | Path | Sequence[str] | None = None,
+    tools: Any = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool | None = None,
+    tool_format: str | None = None,
     schema_column: str | None = None,
     template: str | None = None,
     chat: bool = False,
@@ -192,7 +228,17 @@ def plan(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=_answers(schema, fields, regex, grammar, choices),
+        schema=_answers(
+            schema,
+            fields,
+            regex,
+            grammar,
+            choices,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            tool_format,
+        ),
         schema_column=schema_column,
         id_column=id_column,
         limit=limit,
@@ -240,6 +286,10 @@ class LLM:
         regex: str | None = None,
         grammar: str | Path | None = None,
         choices: str | Path | Sequence[str] | None = None,
+        tools: Any = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        tool_format: str | None = None,
         retries: int = 0,
         sampling: SamplingOptions | None = None,
         keep_truncated: bool = False,
@@ -266,7 +316,17 @@ class LLM:
         config = RunConfig(
             input=[{name: prompt} for prompt in listed],
             model=self.checkpoint.name,
-            schema=_answers(schema, fields, regex, grammar, choices),
+            schema=_answers(
+                schema,
+                fields,
+                regex,
+                grammar,
+                choices,
+                tools,
+                tool_choice,
+                parallel_tool_calls,
+                tool_format,
+            ),
             retries=retries,
             sampling=sampling or SamplingOptions(),
             engine=self._options,

@@ -273,7 +273,8 @@ class OutputOptions:
 class RunConfig:
     """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table.
 
-    ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it.
+    ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it, or
+    the functions that answers call, a `schema.tools.ToolSet`.
     ``schema_column``: the input column of schemas that hold for their row instead; without it
     a column ``response_format`` does. ``retries``: how often a row whose finished answer is
     invalid runs again.

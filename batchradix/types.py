@@ -112,7 +112,10 @@ class GrammarSpec:
     """What an answer must match, the whole of it.
 
     ``kind``: ``json_schema`` (``source`` is JSON text), ``regex`` (a pattern), ``ebnf`` (rules
-    with ``root`` as the start), ``choices`` (a JSON list of distinct, non-empty texts).
+    with ``root`` as the start), ``choices`` (a JSON list of distinct, non-empty texts),
+    ``tool_calls`` (a JSON object: ``style``, a key of `schema.tool_styles.STYLES`; ``functions``,
+    each with its ``name`` and, as JSON text, the schema of its ``arguments``; ``must_call``,
+    whether free text is no answer; ``has_many``, whether there may be several calls).
     """
 
     kind: str

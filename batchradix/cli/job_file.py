@@ -121,6 +121,8 @@ def _value(path: Path, key: str, given: Any, option: Any) -> Any:
     if is_flag:
         return given
     if isinstance(given, list):
+        if option.name == "tools":
+            return json.dumps(given, default=str, ensure_ascii=False)
         if any(isinstance(one, dict | list | bool) for one in given):
             raise OptionError(f"{path}: {key} must be a list of texts, not {given!r}")
         texts = [_text(path, key, one, option) for one in given]

@@ -59,6 +59,28 @@ Choices = Annotated[
     str | None,
     typer.Option("--choices", help="The answers to choose from: a,b,c or a file, one a line."),
 ]
+Tools = Annotated[
+    str | None,
+    typer.Option(
+        "--tools", help="Functions that answers may call: OpenAI's list, as a file or JSON text."
+    ),
+]
+ToolChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-choice", help="auto (text or calls), required, or the name of a function; auto."
+    ),
+]
+NoParallelToolCalls = Annotated[
+    bool, typer.Option("--no-parallel-tool-calls", help="At most one call in an answer.")
+]
+ToolFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-format",
+        help="How calls are written: hermes, llama3, mistral or json; as the chat template does.",
+    ),
+]
 SchemaColumn = Annotated[
     str | None,
     typer.Option(
@@ -105,9 +127,12 @@ _FLAGS |= {
     "limit": "limit",
     "null_text": "null",
     "num_threads": "threads",
+    "parallel_tool_calls": "no-parallel-tool-calls",
     "path": "output",
     "prefix_cache": "no-prefix-cache",
     "repetition_guard": "no-repetition-guard",
+    "tool_choice": "tool-choice",
+    "tool_format": "tool-format",
 }
 _NAME = f"(?:{'|'.join(sorted(_FLAGS, key=len, reverse=True))})"
 _SUBJECT = re.compile(rf"^{_NAME}\b(?: and {_NAME}\b)?(?= )")
@@ -219,15 +244,28 @@ def answers(
     regex: str | None,
     grammar: str | None,
     choices: str | None,
+    tools: str | None = None,
+    tool_choice: str | None = None,
+    no_parallel_tool_calls: bool = False,
+    tool_format: str | None = None,
 ) -> Any:
     """What answers may look like, read and checked; None for any text."""
-    given = (fields, regex, grammar, choices)
+    parallel = False if no_parallel_tool_calls else None
+    given = (fields, regex, grammar, choices, tools, tool_choice, parallel, tool_format)
     if all(option is None for option in given):
         return schema  # read with the rest of the job
     from batchradix.schema.answer_format import answer_format
 
     return answer_format(
-        schema=schema, fields=fields, regex=regex, grammar=grammar, choices=choices
+        schema=schema,
+        fields=fields,
+        regex=regex,
+        grammar=grammar,
+        choices=choices,
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel,
+        tool_format=tool_format,
     )
 
 

@@ -63,6 +63,7 @@ class Budgets:
 
     def _needs(self, grammar: GrammarSpec) -> str:
         num_tokens, text = self._shortest(grammar)
+        text = text.replace("\n", " ")
         if len(text) > _SHOWN_CHARS:
             text = f"{text[: _SHOWN_CHARS - 3]}..."
         return f"the shortest answer of the schema, {text}, takes {num_tokens:,} tokens"

@@ -23,6 +23,7 @@ from batchradix.report.progress import Progress
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn, load_format
 from batchradix.schema.listing import MAX_BYTES, MAX_TEXTS
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
+from batchradix.schema.tools import ToolSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,20 @@ def open_parts(
     ``checkpoint`` is a model that is open already. Raises the `UsageError` of whatever is
     wrong.
     """
-    schema = None if config.schema is None else load_format(config.schema)
-    _check_choices(config, schema)
-    _check_stop(schema, config.sampling.stop)
+    tools = config.schema if isinstance(config.schema, ToolSet) else None
+    schema = None
+    if tools is None:
+        schema = None if config.schema is None else load_format(config.schema)
+        _check_choices(config, schema)
+        _check_stop(schema, config.sampling.stop)
     with ExitStack() as stack:
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
         _check_output(config, source)
         checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
+        if tools is not None:
+            schema = tools.format_for(checkpoint.name, checkpoint.chat_template)
+            _check_choices(config, schema)
         source.scan()
         row_formats = _row_formats(config, source)
         prompts = PromptBuilder(
@@ -67,6 +74,7 @@ def open_parts(
             columns=source.columns if source.num_rows else None,
             schema_text=None if schema is None else schema.text,
             schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
+            tools=None if tools is None else tools.json,
         )
         if config.output.keep:
             source.keep_schema(config.output.keep)

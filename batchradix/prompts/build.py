@@ -50,7 +50,9 @@ class PromptBuilder:
 
     ``columns``: the input's top-level columns where they are known, else None (then call
     `check_columns` once they are). ``schema_text``: what answers must match as text, such as the
-    output schema as compact JSON; ``schema_line`` introduces it below an instruction.
+    output schema as compact JSON; ``schema_line`` introduces it below an instruction. ``tools``:
+    functions in OpenAI's shape for every chat. A chat template that has a place for them shows
+    them there, and then the instruction does not.
 
     Raises `TemplateError`, `OptionError` or `InputError` for what no row could mend.
     """
@@ -63,12 +65,17 @@ class PromptBuilder:
         columns: Sequence[str] | None,
         schema_text: str | None = None,
         schema_line: str = SCHEMA_LINE,
+        tools: list[dict[str, Any]] | None = None,
     ) -> None:
         self._options = options
         self._tokenizer = checkpoint.tokenizer
         self._schema_text = None if schema_text is None else clean_text(schema_text)
         self._schema_line = schema_line
         self._system = None if options.system is None else clean_text(options.system)
+        self._has_chats = True
+        self._has_tools = tools is not None
+        # None as well where the chat template has no place for them.
+        self._tools = tools if tools and "tools" in (checkpoint.chat_template or "") else None
         self._matcher = AddedTokenMatcher(checkpoint.tokenizer.added_tokens)
         self._template = self._parse(columns or ())
         self._no_chat = "the model has no chat template"
@@ -108,7 +115,8 @@ class PromptBuilder:
         """Whether prompts hold the output schema's text."""
         if self._schema_text is None or self._template is None:
             return False
-        return self._options.instruction is not None or self._template.has_schema
+        shows_by_line = self._options.instruction is not None and self._tools is None
+        return shows_by_line or self._template.has_schema
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -166,7 +174,8 @@ class PromptBuilder:
         pieces = self._template.pieces(row.values)
         if self._chat is None:
             return self._raw_spans(pieces)
-        return self._chat.spans(user_conversation(pieces, self._chat, self._system))
+        chat = user_conversation(pieces, self._chat, self._system)
+        return self._chat.spans(replace(chat, tools=self._tools))
 
     def _input_spans(self, row: Row) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
@@ -178,9 +187,14 @@ class PromptBuilder:
                     f"the row has 'messages', and {self._no_chat}",
                 )
             tools = values.get("tools")
-            return self._chat.spans(
-                read_conversation(values["messages"], tools, self._chat, self._system)
-            )
+            if self._has_tools and tools:
+                raise RowProblem(
+                    RowErrorCode.BAD_VALUE,
+                    "the row has 'tools' of its own, and the run's tools are those that answers "
+                    "may call; leave the column or --tools out",
+                )
+            chat = read_conversation(values["messages"], tools, self._chat, self._system)
+            return self._chat.spans(replace(chat, tools=self._tools or chat.tools))
         if values.get("prompt") is None:
             code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
             if "prompt" in values or "messages" in values:
@@ -227,6 +241,8 @@ class PromptBuilder:
             return None
         place = parse_place(options.column, columns) or Place(options.column)
         instruction = clean_text(options.instruction)
+        if self._tools is not None:
+            schema = None
         front = Piece(shared_text(instruction, schema, self._schema_line), True)
         return Template((front, place), (), options.null_text)
 
@@ -280,7 +296,8 @@ class PromptBuilder:
             return
         probe = "probe"
         if self._template is not None:
-            self._try(self._chat, user_conversation([Piece(probe, True)], self._chat, None), probe)
+            chat = user_conversation([Piece(probe, True)], self._chat, None)
+            self._try(self._chat, replace(chat, tools=self._tools), probe)
         if self._system is not None:
             chat = user_conversation([Piece("?", True)], self._chat, probe)
             self._try(self._chat, chat, probe, what="a system message")
@@ -305,6 +322,7 @@ class PromptBuilder:
             raise TemplateError(f"the model's chat template leaves {what} out; {remedy}")
 
     def _check_input_columns(self, columns: Sequence[str]) -> None:
+        self._has_chats = "messages" in columns
         if "messages" not in columns and "prompt" not in columns:
             raise InputError(
                 f"the input has neither a 'prompt' nor a 'messages' column; its columns are "
@@ -345,7 +363,15 @@ class PromptBuilder:
                 "the model's chat template writes today's date into every prompt, so the same job "
                 "run on another day has other prompts"
             )
-        if template is None and self._schema_text is not None:
+        if self._has_tools:
+            is_told = self._tools is not None and self._chat is not None and self._has_chats
+            if not (is_told or self.shows_schema):
+                yield (
+                    "the model is not told of the tools: the prompts are raw, or its chat template "
+                    "has no place for them; name them in the prompts, or add {{ schema }} to a "
+                    "--template"
+                )
+        elif template is None and self._schema_text is not None:
             yield (
                 "the prompts come from the input as they are, without the schema: it only limits "
                 "what the model can write, so say in them what its parts mean"
@@ -361,7 +387,7 @@ class PromptBuilder:
             )
         for stray in dict.fromkeys(template.stray):
             yield f"{stray} in the template names no column and stays as it is"
-        names = _property_names(self._schema_text)
+        names = [] if self._has_tools else _property_names(self._schema_text)
         shown = f"{template.literal}\n{options.system or ''}"
         if names and not template.has_schema and not any(_mentions(shown, n) for n in names):
             yield (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -11,6 +11,8 @@ from batchradix.types import GrammarSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from batchradix.schema.tools import ToolSet
 
 
 class ValueColumn(Protocol):
@@ -38,8 +40,9 @@ class ValueColumn(Protocol):
 class AnswerFormat(ValueColumn, Protocol):
     """The shape of an answer: its grammar, its Arrow type, and the check of every value.
 
-    ``kind``: ``json_schema``, ``regex``, ``ebnf`` or ``choices``. ``text``: what it was described
-    by, in one spelling, for prompts and metadata. ``grammar``: what decoding enforces.
+    ``kind``: ``json_schema``, ``regex``, ``ebnf``, ``choices``, or ``tool_calls`` and in which
+    way. ``text``: what it was described by, in one spelling, for prompts and metadata.
+    ``grammar``: what decoding enforces.
     """
 
     @property
@@ -78,13 +81,18 @@ def answer_format(
     regex: str | None = None,
     grammar: str | Path | None = None,
     choices: str | Path | Sequence[str] | None = None,
-) -> AnswerFormat | None:
+    tools: Any = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool | None = None,
+    tool_format: str | None = None,
+) -> AnswerFormat | ToolSet | None:
     """The one format that was asked for, None when none was.
 
     ``schema`` as in `load_schema`, or a format that is made already. ``fields``: see
     `schema.fields`. ``regex``: a pattern that the whole answer matches. ``grammar``: EBNF with the
     rule ``root``, as text (with ``::=`` in it) or a file of it. ``choices``: texts, or a text as
-    `schema.text_formats.read_choices` takes it.
+    `schema.text_formats.read_choices` takes it. ``tools`` with the rest: see `schema.tools`; the
+    model's chat template makes a format of the `ToolSet`.
 
     Raises `OptionError` when several are given, `SchemaError` for what cannot be used.
     """
@@ -94,12 +102,25 @@ def answer_format(
         "regex": regex,
         "grammar": grammar,
         "choices": choices,
+        "tools": tools,
     }
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise OptionError(f"{' and '.join(names)} exclude each other; give one of them")
+    beside = {
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": parallel_tool_calls,
+        "tool_format": tool_format,
+    }
+    lone = next((name for name, value in beside.items() if value is not None), None)
+    if lone is not None and tools is None:
+        raise OptionError(f"{lone} needs tools; give some functions to call")
     if not names:
         return None
+    if tools is not None:
+        from batchradix.schema.tools import ToolSet
+
+        return ToolSet(tools, choice=tool_choice, parallel=parallel_tool_calls, style=tool_format)
     if fields is not None:
         from batchradix.schema.fields import fields_schema
         from batchradix.schema.output_schema import OutputSchema

@@ -110,9 +110,14 @@ class OutputSchema:
         Raises `InvalidAnswer`: ``invalid_json`` for what is no JSON, ``schema_mismatch`` for
         what breaks the schema, ``not_representable`` for what does not fit its Arrow type.
         """
+        value = self.check(text)
+        self.codec.convert(value, "")
+        return value
+
+    def check(self, text: str) -> Any:
+        """The value of a finished answer that need not fit an Arrow type; else as `parse`."""
         value = read_json(text)
         self._validate(value)
-        self.codec.convert(value, "")
         return value
 
     def to_arrow(self, values: Sequence[Any | None]) -> pa.Array:

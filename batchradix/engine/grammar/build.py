@@ -9,6 +9,7 @@ import xgrammar
 
 from batchradix.engine.grammar.endless import endless_rules
 from batchradix.engine.grammar.json_grammar import json_grammar
+from batchradix.engine.grammar.tool_calls import tool_calls_grammar
 from batchradix.types import GrammarSpec
 
 
@@ -42,7 +43,7 @@ def build(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> Built:
     for a grammar of which no text ever ends."""
     native = compiler.compile_grammar(_grammar(spec))
     # Only what refers to itself can go on for ever.
-    may_recur = spec.kind == "ebnf" or (spec.kind == "json_schema" and '"$ref"' in spec.source)
+    may_recur = spec.kind == "ebnf" or (spec.kind != "regex" and "$ref" in spec.source)
     endless = endless_rules(str(native.grammar)) if may_recur else frozenset()
     if "root" in endless:
         raise ValueError("no answer could ever end, it requires itself without a way out")
@@ -56,4 +57,6 @@ def _grammar(spec: GrammarSpec) -> xgrammar.Grammar:
         return xgrammar.Grammar.from_regex(spec.source)
     if spec.kind == "ebnf":
         return xgrammar.Grammar.from_ebnf(spec.source)
+    if spec.kind == "tool_calls":
+        return tool_calls_grammar(spec.source)
     raise ValueError(f"there is no kind of grammar called {spec.kind!r}")

@@ -37,6 +37,7 @@ from batchradix.engine.grammar.scalar_rest import (
     string_rest,
 )
 from batchradix.engine.grammar.state import AnyState, GrammarState
+from batchradix.engine.grammar.tool_calls import CallLayout, unfinished
 from batchradix.schema.pattern_parser import UnsupportedPattern
 from batchradix.types import GrammarSpec
 
@@ -71,6 +72,11 @@ class Closer:
                 self._walk = PatternWalk(spec.source)
             except UnsupportedPattern:
                 self._walk = None
+        self._calls = CallLayout.read(spec.source) if spec.kind == "tool_calls" else None
+        self._arguments: list[Closer] = []
+        if self._calls is not None:
+            specs = [GrammarSpec(kind="json_schema", source=one) for one in self._calls.schemas]
+            self._arguments = [Closer(one, token_bytes) for one in specs]
 
     def close(self, state: AnyState, text: bytes) -> bytes | None:
         """The shortest bytes after ``text`` that complete the answer; b"" where it is complete.
@@ -93,6 +99,8 @@ class Closer:
         return self._searched(state)
 
     def _ways(self, text: bytes) -> list[bytes]:
+        if self._calls is not None:
+            return self._call_ways(self._calls, text)
         if self._walk is not None:
             return _walked(self._walk, text, b"")
         if self._outline is None:
@@ -108,6 +116,16 @@ class Closer:
             return []
         shortest = self._outline.shortest(self._outline.root)
         return [] if shortest is None else [shortest]
+
+    def _call_ways(self, layout: CallLayout, text: bytes) -> list[bytes]:
+        found = []
+        for way in unfinished(layout, text):
+            rests = [b""]
+            if way.function is not None:
+                begun = b"" if way.start is None else text[way.start :]
+                rests = self._arguments[way.function]._ways(begun)
+            found += [way.before + rest + way.after for rest in rests]
+        return sorted(found, key=len)[:_MAX_TRIED]
 
     def _searched(self, state: GrammarState) -> bytes | None:
         """Uniform-cost search over single bytes, likely endings first."""
@@ -162,7 +180,21 @@ def minimal_answer(spec: GrammarSpec) -> str | None:
     if spec.kind == "choices":
         choices: list[str] = json.loads(spec.source)
         return min(choices, key=lambda text: len(text.encode()))
+    if spec.kind == "tool_calls":
+        return _minimal_calls(CallLayout.read(spec.source))
     return None
+
+
+def _minimal_calls(layout: CallLayout) -> str | None:
+    if not layout.must_call:
+        return ""
+    style = layout.style
+    found = []
+    for head, schema in zip(layout.heads, layout.schemas, strict=True):
+        arguments = minimal_answer(GrammarSpec(kind="json_schema", source=schema))
+        if arguments is not None:
+            found.append(f"{style.opening}{head}{arguments}}}{style.closing}")
+    return min(found, key=lambda text: len(text.encode()), default=None)
 
 
 def _completes(state: GrammarState, rest: bytes) -> bool:

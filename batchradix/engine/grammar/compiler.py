@@ -82,7 +82,7 @@ class GrammarCompiler:
         """The compiled grammar of ``spec``, made on first use and kept.
 
         Kinds: ``json_schema`` (JSON text), ``regex`` (whole answer), ``ebnf`` (rule ``root``),
-        ``choices`` (a JSON list of texts), which becomes a `CompiledChoices`.
+        ``choices`` (a JSON list of texts), which becomes a `CompiledChoices`, ``tool_calls``.
         Says so in the log when it takes long. Raises `SchemaError` naming the cause when the
         grammar is rejected, no answer could end, or it takes too much time or memory.
         """

@@ -64,12 +64,21 @@ def is_cheap(spec: GrammarSpec) -> bool:
         if spec.kind == "regex":
             _pattern(spec.source)
             return True
-        if spec.kind != "json_schema" or len(spec.source) > _MOST_TEXT:
+        if len(spec.source) > _MOST_TEXT:
             return False
-        schema = json.loads(spec.source)
-        return _Costs(schema).of(schema) <= _MOST
+        if spec.kind == "json_schema":
+            return _schema(spec.source) <= _MOST
+        if spec.kind == "tool_calls":
+            functions = json.loads(spec.source)["functions"]
+            return sum(_schema(function["arguments"]) for function in functions) <= _MOST
+        return False
     except (_Unknown, UnsupportedPattern, RecursionError, ValueError, TypeError, AttributeError):
         return False
+
+
+def _schema(source: str) -> float:
+    schema = json.loads(source)
+    return _Costs(schema).of(schema)
 
 
 class _Costs:

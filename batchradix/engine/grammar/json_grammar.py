@@ -57,6 +57,15 @@ def json_grammar(source: str) -> xgrammar.Grammar:
     return plain if edited is None else edited
 
 
+def readable_text(grammar: xgrammar.Grammar) -> str:
+    """The printed form of a grammar, to be put into others; ValueError where it would not be read
+    back as the same grammar."""
+    text = _parted(str(grammar))
+    if str(xgrammar.Grammar.from_ebnf(text)) != str(grammar):
+        raise ValueError("it holds what cannot be part of another grammar")
+    return text
+
+
 def _convert(source: str) -> xgrammar.Grammar:
     return xgrammar.Grammar.from_json_schema(
         source, any_whitespace=False, separators=(",", ":"), strict_mode=True

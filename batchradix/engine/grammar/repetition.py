@@ -17,6 +17,7 @@ from batchradix.engine.grammar.open_text import (
 )
 from batchradix.engine.grammar.outline import Outline, Schema
 from batchradix.engine.grammar.pattern_walk import PatternWalk
+from batchradix.engine.grammar.tool_calls import CallLayout, open_arguments
 from batchradix.schema.keywords import EXACT_LENGTH
 from batchradix.schema.pattern_parser import UnsupportedPattern
 from batchradix.types import GrammarSpec
@@ -36,12 +37,18 @@ class RepetitionGuard:
     An answer runs away when its end is the same few tokens (32 at most) again and again, at
     least 8 times and 128 tokens, all of it inside one string or array that is still open and
     that the schema does not bound; or when it ends in an unbounded number of more than 40
-    characters. Under a pattern or EBNF rules the whole answer is taken for one string.
+    characters. Under a pattern or EBNF rules the whole answer is taken for one string, and so is
+    free text beside tool calls, and the calls but for arguments that are open.
     """
 
     def __init__(self, spec: GrammarSpec, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
         self._outline = Outline(spec.source) if spec.kind == "json_schema" else None
+        self._calls = CallLayout.read(spec.source) if spec.kind == "tool_calls" else None
+        self._arguments: list[RepetitionGuard] = []
+        if self._calls is not None:
+            specs = [GrammarSpec(kind="json_schema", source=one) for one in self._calls.schemas]
+            self._arguments = [RepetitionGuard(one, token_bytes) for one in specs]
         self._is_finite = spec.kind == "choices" or (
             spec.kind == "regex" and _is_finite(spec.source)
         )
@@ -52,17 +59,32 @@ class RepetitionGuard:
         if len(token_ids) % CHECKED_EVERY or self._is_finite:
             return False
         num_repeating = _num_repeating(token_ids)
-        if self._outline is None:
+        if self._outline is None and self._calls is None:
             return num_repeating > 0
         if not num_repeating and not self._may_end_in_long_number(token_ids):
             return False
         text = self._bytes(token_ids)
+        since = None
+        if num_repeating:
+            since = len(text) - len(self._bytes(token_ids[len(token_ids) - num_repeating :]))
+        if self._calls is None:
+            return self._is_boundless(text, since)
+        found = open_arguments(self._calls, text)
+        if found is None or (since is not None and since < found[1]):
+            return num_repeating > 0
+        function, start = found
+        return self._arguments[function]._is_boundless(
+            text[start:], None if since is None else since - start
+        )
+
+    def _is_boundless(self, text: bytes, since: int | None) -> bool:
+        """Whether JSON that repeats itself from byte ``since`` on, or ends in a long number
+        where that is None, could go on so for ever."""
         try:
             opened = read_open(text) or []
         except (ValueError, RecursionError):
             return False
-        if num_repeating:
-            since = len(text) - len(self._bytes(token_ids[len(token_ids) - num_repeating :]))
+        if since is not None:
             return self._is_endless(opened, text, since)
         return self._is_long_number(opened, text)
 

@@ -25,6 +25,7 @@ Run = Callable[..., tuple[int, str, str]]
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
+    "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
@@ -171,6 +172,13 @@ def test_no_answered_row_exits_with_3(
         (["--schema-column", "nope"], "no column 'nope' to read schemas from"),
         (["--choices", "a,a"], "'a' occurs twice"),
         (["--regex", "a", "--fields", "a: str"], "fields and regex exclude each other"),
+        (["--tools", "missing.json"], "missing.json does not exist"),
+        (["--tools", '[{"name": "f"}]'], "give --tool-format hermes, llama3, mistral or json"),
+        (["--tools", '[{"name": "f"}]', "--tool-choice", "g"], "--tool-choice must be auto"),
+        (["--tools", '[{"name": "f"}]', "--tool-format", "xml"], "--tool-format must be hermes"),
+        (["--tool-choice", "required"], "--tool-choice needs tools"),
+        (["--no-parallel-tool-calls"], "--no-parallel-tool-calls needs tools"),
+        (["--tools", '[{"name": "f"}]', "--regex", "a"], "regex and tools exclude each other"),
         (["--template", "{{ nope }}"], "nope"),
         (["--template", "missing.txt"], "there is no file missing.txt"),
         (["--model", "./missing"], "missing"),

@@ -121,3 +121,12 @@ def test_dates_are_those_of_today_or_of_the_day_that_is_given() -> None:
     assert fill_dates("{date}", None) in (str(today), str(today - timedelta(days=1)))
     with pytest.raises(OptionError, match="must be a date such as"):
         fill_dates("{date}", "1.2.2024")
+
+
+def test_tools_may_stand_in_the_job_file_as_tables(folder: Path, batchradix: Run) -> None:
+    tools = 'tool-choice = "f"\ntool-format = "json"\n\n[[tools]]\nname = "f"\n'
+    path = write(folder, f"{JOB.replace('max-tokens = 3', 'max-tokens = 40')}{tools}")
+    code, _, error = batchradix("run", path, "--date", "2024-01-31")
+    assert (code, error.count("error")) == (0, 0)
+    [output] = folder.glob("out-*.jsonl")
+    assert output.read_text().count('"value":[{"name":"f","arguments":{}}]') == 2
