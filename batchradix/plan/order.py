@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from batchradix.scratch import Scratch, windows
+from batchradix.scratch import Scratch
 from batchradix.types import I32, I64, U32, Plan, TokenTable
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class _Sorter:
         need_bytes = self._need_bytes(rows, num_rows)
         if need_bytes <= self._memory_bytes or num_rows <= _FEWEST_ROWS:
             chosen = np.arange(num_rows, dtype=np.int64) if rows is None else rows
-            into[:] = _sorted_rows(self._tokens, chosen)
+            into[:] = _sorted_rows(self._tokens, chosen, self._scratch)
             self._scratch.let_go()
             return
         ranges = min(_MOST_RANGES, 1 + _RANGE_SLACK * need_bytes // self._memory_bytes)
@@ -109,7 +109,7 @@ class _Sorter:
         """int64: rows with different tokens, sorted, that part the others into ranges."""
         count = min(num_rows, num_ranges * _CHOSEN_PER_RANGE)
         places = np.unique(self._random.integers(num_rows, size=count))
-        chosen = _sorted_rows(self._tokens, places if rows is None else rows[places])
+        chosen = _sorted_rows(self._tokens, places if rows is None else rows[places], self._scratch)
         step = max(1, len(chosen) // num_ranges)
         markers: list[int] = []
         for row in chosen[step // 2 :: step].tolist():
@@ -123,12 +123,12 @@ class _Sorter:
         import polars as pl
 
         found = self._scratch.zeros(num_rows, np.uint16)
-        marks = _keys_of(self._tokens, markers)
+        marks = _keys_of(self._tokens, markers, self._scratch)
         begin = 0
         while begin < num_rows:
             stop = self._window(rows, begin, num_rows)
             here = np.arange(begin, stop) if rows is None else rows[begin:stop]
-            keys = _keys_of(self._tokens, here)
+            keys = _keys_of(self._tokens, here, self._scratch)
             frame = pl.DataFrame(
                 {
                     "key": pl.concat([marks, keys]),
@@ -164,18 +164,18 @@ def _selected(mask: NDArray[np.bool_], rows: I64 | None) -> I64:
     return places if rows is None else rows[places]
 
 
-def _sorted_rows(tokens: TokenTable, rows: I64) -> I64:
+def _sorted_rows(tokens: TokenTable, rows: I64, scratch: Scratch) -> I64:
     """``rows`` (ascending) in lexicographic order; bytes compare as tokens when big-endian."""
     import polars as pl
 
     if len(rows) == 0:
         return rows
-    frame = pl.DataFrame({"key": _keys_of(tokens, rows), "row": rows})
+    frame = pl.DataFrame({"key": _keys_of(tokens, rows, scratch), "row": rows})
     ordered = frame.sort("key", maintain_order=True)["row"].to_numpy()
     return np.ascontiguousarray(ordered, dtype=np.int64)
 
 
-def _keys_of(tokens: TokenTable, rows: I64) -> pl.Series:
+def _keys_of(tokens: TokenTable, rows: I64, scratch: Scratch) -> pl.Series:
     """The rows (int64, in any order) as a binary column, each token four big-endian bytes."""
     import polars as pl
     import pyarrow as pa
@@ -189,7 +189,7 @@ def _keys_of(tokens: TokenTable, rows: I64) -> pl.Series:
         before = int(ends[first] - lengths[first])
         last = int(np.searchsorted(ends, before + _CHUNK_TOKENS, side="right"))
         last = max(first + 1, last)
-        span = _gathered(tokens.values, starts[first:last], lengths[first:last])
+        span = _gathered(tokens.values, starts[first:last], lengths[first:last], scratch)
         offsets = np.zeros(last - first + 1, dtype=np.int64)
         offsets[1:] = (ends[first:last] - before) * 4
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(span)]
@@ -198,7 +198,7 @@ def _keys_of(tokens: TokenTable, rows: I64) -> pl.Series:
     return pl.Series("key", pa.chunked_array(chunks, type=pa.large_binary()))
 
 
-def _gathered(values: U32, starts: I64, lengths: I64) -> NDArray[np.uint32]:
+def _gathered(values: U32, starts: I64, lengths: I64, scratch: Scratch) -> NDArray[np.uint32]:
     """The tokens of the rows one after the other, big-endian."""
     span = np.empty(int(lengths.sum()), dtype=">u4")
     filled = 0
@@ -211,7 +211,7 @@ def _gathered(values: U32, starts: I64, lengths: I64) -> NDArray[np.uint32]:
             filled += stop - begin
         return span
     size = max(1, _BLOCK_TOKENS // max(1, int(lengths.mean())))
-    for some in windows(len(starts), size):
+    for some in scratch.windows(len(starts), size):
         counts = lengths[some]
         total = int(counts.sum())
         shift = starts[some] - (np.cumsum(counts) - counts)

@@ -110,7 +110,7 @@ def test_a_table_of_equal_rows_is_sorted_however_little_memory_there_is(monkeypa
     sorts = []
     sort = order_module._sorted_rows
     monkeypatch.setattr(
-        order_module, "_sorted_rows", lambda t, rows: sorts.append(len(rows)) or sort(t, rows)
+        order_module, "_sorted_rows", lambda t, rows, s: sorts.append(len(rows)) or sort(t, rows, s)
     )
     plan = make_plan(TokenTable.from_rows([[1, 2]] * 5000), memory_bytes=1000)
     assert plan.order.tolist() == list(range(5000))
@@ -125,7 +125,7 @@ def test_no_more_rows_are_sorted_at_once_than_fit_the_memory(monkeypatch):
     sorts = []
     sort = order_module._sorted_rows
     monkeypatch.setattr(
-        order_module, "_sorted_rows", lambda t, rows: sorts.append(len(rows)) or sort(t, rows)
+        order_module, "_sorted_rows", lambda t, rows, s: sorts.append(len(rows)) or sort(t, rows, s)
     )
     row_bytes = order_module._SORT_ROW_BYTES + 4 * order_module._SORT_TOKEN_BYTES
     plan = make_plan(table, memory_bytes=row_bytes * 2000)
