@@ -351,7 +351,7 @@ def test_a_budget_below_every_answer_is_refused_with_the_remedy(
     ran = cli("run", "jobs.jsonl", "--schema", "schema.json", "--model", const("a"),
               "--max-tokens", 7, "-o", "o.jsonl")  # fmt: skip
     assert ran.code == 2
-    assert 'max_tokens is 7, and the shortest answer of the schema, {"s":""}, takes 8' in ran.err
+    assert '--max-tokens is 7, and the shortest answer of the schema, {"s":""}, takes 8' in ran.err
     assert "loading" not in ran.err
     assert not Path("o.jsonl").exists()
 
