@@ -140,6 +140,8 @@ class Summary:
             rows += f"; {self.duplicate_rows:,} duplicates answered once"
         if self.retried_rows:
             rows += f"; {self.retried_rows:,} tried again"
+        answers = f"{self.completion_tokens:,} answer tokens"
+        steps, resumed = f"{usage.forward_steps:,} steps", self.resumed_rows > 0
         lines = [
             ("result", rows),
             (
@@ -150,16 +152,11 @@ class Summary:
             (
                 "computed",
                 f"{usage.computed_tokens:,} prompt tokens, {usage.recomputed_tokens:,} again, "
-                + (
-                    f"in {usage.forward_steps:,} steps; {self.completion_tokens:,} answer tokens "
-                    f"in the table"
-                    if self.resumed_rows
-                    else f"{self.completion_tokens:,} answer tokens in {usage.forward_steps:,} steps"
-                ),
+                + (f"in {steps}; {answers} in the table" if resumed else f"{answers} in {steps}"),
             ),
         ]
         # Tokens are counted over the table: with an earlier run's among them they tell no speed.
-        if self.run_s > 0 and usage.decode_steps and not self.resumed_rows:
+        if self.run_s > 0 and usage.decode_steps and not resumed:
             lines.append(
                 (
                     "speed",
