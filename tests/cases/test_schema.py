@@ -229,6 +229,9 @@ SCHEMAS: dict[str, Any] = {
     "a required name without a schema": {
         "type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "zz"],
     },
+    "at most one character": {"type": ["string", "null"], "maxLength": 1},
+    "one character": _object(a={"oneOf": [{"const": None},
+                                         {"type": "string", "minLength": 1, "maxLength": 1}]}),
     "a map": {
         "type": "object",
         "propertyNames": {"maxLength": 2},
