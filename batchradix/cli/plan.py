@@ -10,6 +10,7 @@ import typer
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
 from batchradix.config import RunConfig
+from batchradix.report.summary import planned_tokens
 
 
 def plan(
@@ -69,9 +70,9 @@ def plan(
         ("rows", f"{summary.rows:,} ({summary.planned_rows:,} to run, "
                  f"{summary.duplicates:,} duplicates)"),
         ("over-long", f"{summary.over_long:,} rows whose prompt does not fit the context"),
-        ("prompts", f"{summary.prompt_tokens:,} tokens"),
+        ("prompts", planned_tokens(summary.prompt_tokens, summary.opening_tokens)),
         ("distinct", f"{summary.distinct_tokens:,} tokens in {summary.num_nodes:,} tree nodes"),
-        ("shared", f"{summary.shared_share:.1%} of the prompt tokens need no computing"),
+        ("shared", f"{summary.shared_share:.1%} of these tokens need no computing"),
         ("lengths", f"min {summary.length_min:,}, median {summary.length_p50:,}, "
                     f"90 % {summary.length_p90:,}, 99 % {summary.length_p99:,}, "
                     f"max {summary.length_max:,} tokens"),

@@ -180,7 +180,7 @@ def _format_of(file: InputFile) -> str:
         if content in _DESCRIPTION:
             return content
         what = {"empty": "it is empty", "array": "it looks like a JSON array, not JSON lines"}
-        seen = what.get(content, f"it looks like {content}" if content else "nor has its content")
+        seen = what.get(content, f"it looks like {content}" if content else "no known content")
         raise InputError(f"{file.name} has no known ending and {seen}; known are {_FORMATS}")
     if named in ("parquet", "arrow") and content != named:
         raise InputError(_says_otherwise(file, named, content))

@@ -82,7 +82,7 @@ def readable(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise InputError(f"there is no file {name}") from None
+        raise InputError(f"there is no file {name}; check the path") from None
     except PermissionError:
         raise InputError(f"{name} may not be read: permission denied") from None
     except IsADirectoryError:

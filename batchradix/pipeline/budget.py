@@ -6,7 +6,7 @@ import json
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import DEFAULT_MAX_TOKENS
-from batchradix.errors import OptionError, RowError, RowErrorCode
+from batchradix.errors import OptionError, RowError, RowErrorCode, SchemaError
 from batchradix.pipeline.row_formats import row_place
 from batchradix.types import GrammarSpec, Row
 
@@ -21,11 +21,13 @@ class Budgets:
         self._known: dict[GrammarSpec, tuple[int, str]] = {}
 
     def least(self, grammar: GrammarSpec | None) -> int:
-        """Tokens of the shortest answer; 1 where it is not known."""
+        """Tokens of the shortest answer; 1 where it is not known. Raises `SchemaError` where it is
+        longer than any model writes."""
         return 1 if grammar is None else self._shortest(grammar)[0]
 
     def check_run(self, grammar: GrammarSpec | None, max_tokens: int | None) -> None:
-        """Raises `OptionError` when the run's ``max_tokens`` (None: the default) is too small."""
+        """Raises `OptionError` when the run's ``max_tokens`` (None: the default) is too small, and
+        `SchemaError` as `least` does."""
         budget = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         if grammar is None or budget >= self.least(grammar):
             return
@@ -43,7 +45,10 @@ class Budgets:
         num_prompt_tokens: int,
     ) -> RowError | None:
         """What is wrong with a row of ``max_tokens`` (None: the default), or None."""
-        least = self.least(grammar)
+        try:
+            least = self.least(grammar)
+        except SchemaError as error:
+            return RowError(RowErrorCode.BAD_SETTING, f"{row_place(row)}: {error}")
         room = self._checkpoint.config.context_length - num_prompt_tokens
         budget = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         if grammar is None or min(budget, room) >= least:

@@ -13,7 +13,7 @@ import numpy as np
 from batchradix.config import EngineSettings, RunConfig
 from batchradix.errors import OutputMismatchError
 from batchradix.pipeline.failed_rows import check_failed_rows
-from batchradix.pipeline.former import REMEDY, may_take_over
+from batchradix.pipeline.former import may_take_over, remedy
 from batchradix.pipeline.job import EngineFactory, RadixEngines
 from batchradix.pipeline.parts import Parts, fingerprint, open_parts
 from batchradix.pipeline.planned import (
@@ -24,6 +24,7 @@ from batchradix.pipeline.planned import (
     settle_engine,
 )
 from batchradix.report.progress import Progress, Silent
+from batchradix.report.summary import planned_tokens
 from batchradix.scratch import Scratch
 from batchradix.sink.columns import result_schema
 from batchradix.sink.folder import check_output, other_job
@@ -44,6 +45,7 @@ class Checked:
     error_rows: dict[str, tuple[int, str]]
     num_rows: int
     prompt_tokens: int
+    opening_tokens: int
     distinct_tokens: int
     kv_tokens: int
     kv_bytes: int
@@ -64,6 +66,7 @@ class Checked:
             "rows": self.num_rows,
             "error_rows": {code: count for code, (count, _) in self.error_rows.items()},
             "prompt_tokens": self.prompt_tokens,
+            "opening_tokens": self.opening_tokens,
             "distinct_tokens": self.distinct_tokens,
             "kv_tokens": self.kv_tokens,
             "kv_bytes": self.kv_bytes,
@@ -130,7 +133,8 @@ def _check_table(parts: Parts, output: Path) -> None:
     changed, changes = other_job(output, fingerprint(parts))
     if changed and not options.restart and not may_take_over(changed, options):
         raise OutputMismatchError(
-            f"{options.path} holds the results of another job ({changes}); {REMEDY}"
+            f"{options.path} holds the results of another job ({changes}); "
+            f"{remedy(changed, options)}"
         )
 
 
@@ -149,6 +153,7 @@ def _report(
         error_rows={str(code): found for code, found in by_code},
         num_rows=len(rows),
         prompt_tokens=summary.prompt_tokens,
+        opening_tokens=summary.opening_tokens,
         distinct_tokens=summary.distinct_tokens,
         kv_tokens=settings.kv_tokens,
         kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * element_bytes,
@@ -176,8 +181,8 @@ def _lines(parts: Parts, checked: Checked, settings: EngineSettings) -> list[tup
         ("columns", ", ".join(sorted(parts.prompts.required_columns)) or "none"),
         (
             "prompts",
-            f"{checked.prompt_tokens:,} tokens, {checked.distinct_tokens:,} distinct with the "
-            f"openings of answers",
+            f"{planned_tokens(checked.prompt_tokens, checked.opening_tokens)}, "
+            f"{checked.distinct_tokens:,} distinct",
         ),
         (
             "model",

@@ -19,10 +19,6 @@ _PROMPTS = frozenset(field.name for field in fields(PromptOptions))
 # What shows in the table, or in the answers of all rows, cannot differ within it.
 _RETRY_MAY_CHANGE = (_SAMPLING - {"probabilities", "choose"}) | {"retries", "version"}
 _REUSE_MAY_CHANGE = (_RETRY_MAY_CHANGE - {"seed", "retries"}) | _PROMPTS
-REMEDY = (
-    "give another output, --reuse to keep the rows whose prompt and settings are the same, or "
-    "--restart to throw those results away"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +69,19 @@ def may_take_over(changed: frozenset[str], options: OutputOptions) -> bool:
     return (bool(options.retry) and changed <= _RETRY_MAY_CHANGE) or (
         options.reuse and changed <= _REUSE_MAY_CHANGE
     )
+
+
+def remedy(changed: frozenset[str], options: OutputOptions) -> str:
+    """What can be done where the results are those of a job that differs in these entries."""
+    fixed = sorted(changed - _REUSE_MAY_CHANGE)
+    restart = "or --restart to throw those results away"
+    if not fixed:
+        return (
+            "give another output, --reuse to keep the rows whose prompt and settings are the "
+            f"same, {restart}"
+        )
+    kept = f"--reuse keeps no rows where {', '.join(fixed)} changed; " if options.reuse else ""
+    return f"{kept}give another output, {restart}"
 
 
 def _settings(folder: RunFolder, held: Mapping[str, Any]) -> FormerSettings:

@@ -27,7 +27,7 @@ from batchradix.config import (
 from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
-from batchradix.pipeline.former import REMEDY, find_former
+from batchradix.pipeline.former import find_former, remedy
 from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -167,8 +167,12 @@ def run(
         if folder is not None:
             former = find_former(folder, identity, config.output)
             if former is None:
-                restart = config.output.restart
-                check_fingerprint(folder, identity, restart=restart, remedy=REMEDY)
+                check_fingerprint(
+                    folder,
+                    identity,
+                    restart=config.output.restart,
+                    remedy=partial(remedy, options=config.output),
+                )
         scratch = Scratch()
         # The token files stay mapped; their names go at once, so that a kill leaves none behind.
         with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
@@ -209,6 +213,13 @@ def run(
         result = table.finish() if summary.stopped_by is None else None
         if failed_rows is not None:
             summary.failed_rows = write_failed_rows(failed_rows, parts.source, table.failed)
+            left_out = int(table.failed.sum()) - summary.failed_rows
+            if left_out:
+                summary.warnings.append(
+                    f"{left_out:,} of the failed rows are not in {failed_rows}: they could not be "
+                    f"read, so mend them in the input"
+                )
+                progress.warn(summary.warnings[-1])
         table.count(summary)
         summary.rows_left = len(planned.rows) - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
@@ -291,9 +302,9 @@ def _bear(table: Table, most: int | None) -> None:
     """Gives up where as many rows failed in this run as it may bear."""
     if most is not None and table.num_new_errors >= most:
         raise TooManyFailuresError(
-            f"given up after {table.num_new_errors:,} error rows (at most {most:,} were to be "
-            f"borne); what was done is committed: mend the cause and run again with --retry error, "
-            f"or allow more"
+            f"given up after {table.num_new_errors:,} error rows (--abort-after-failures "
+            f"{most:,}); what was done is committed: mend the cause and run again with --retry "
+            f"error, or allow more"
         )
 
 

@@ -10,6 +10,14 @@ from typing import Any
 from batchradix.types import Status, Usage
 
 
+def planned_tokens(prompt_tokens: int, opening_tokens: int) -> str:
+    """In words: the tokens of prompts and of the forced beginnings of answers behind them."""
+    prompts = f"{prompt_tokens:,} tokens"
+    return (
+        f"{prompts} and {opening_tokens:,} that answers begin with" if opening_tokens else prompts
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Summary:
     """Counts over the whole table, the engine's counters over this run.
@@ -132,20 +140,23 @@ class Summary:
             rows += f"; {self.duplicate_rows:,} duplicates answered once"
         if self.retried_rows:
             rows += f"; {self.retried_rows:,} tried again"
+        answers = f"{self.completion_tokens:,} answer tokens"
+        steps, resumed = f"{usage.forward_steps:,} steps", self.resumed_rows > 0
         lines = [
             ("result", rows),
             (
                 "prompts",
-                f"{self.prompt_tokens:,} tokens, {self.distinct_tokens:,} distinct "
-                f"({self.shared_share:.1%} shared)",
+                f"{planned_tokens(self.prompt_tokens, self.opening_tokens)}, "
+                f"{self.distinct_tokens:,} distinct ({self.shared_share:.1%} shared)",
             ),
             (
                 "computed",
                 f"{usage.computed_tokens:,} prompt tokens, {usage.recomputed_tokens:,} again, "
-                f"{self.completion_tokens:,} answer tokens in {usage.forward_steps:,} steps",
+                + (f"in {steps}; {answers} in the table" if resumed else f"{answers} in {steps}"),
             ),
         ]
-        if self.run_s > 0 and usage.decode_steps:
+        # Tokens are counted over the table: with an earlier run's among them they tell no speed.
+        if self.run_s > 0 and usage.decode_steps and not resumed:
             lines.append(
                 (
                     "speed",

@@ -120,7 +120,10 @@ def _imported(spec: str) -> Any:
             ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            raise SchemaError(f"schema: {module_name} has no {attribute!r}")
+            raise SchemaError(
+                f"schema: {module_name} has no {attribute!r}; give the name of a pydantic model "
+                f"or of a schema in it"
+            )
         found = getattr(found, name)
     return found
 

@@ -115,7 +115,9 @@ class ChoiceFormat(_TextFormat):
             if not isinstance(choice, str):
                 raise SchemaError(f"choices: {choice!r} is no text")
             if not choice:
-                raise SchemaError("choices: one of them is empty; an answer is some text")
+                raise SchemaError(
+                    "choices: one of them is empty, and an answer is some text; leave it out"
+                )
             try:
                 choice.encode()
             except UnicodeEncodeError:
@@ -124,7 +126,7 @@ class ChoiceFormat(_TextFormat):
             raise SchemaError("choices: there are none; give at least one")
         if len(set(choices)) < len(choices):
             repeated = next(choice for choice in choices if list(choices).count(choice) > 1)
-            raise SchemaError(f"choices: {repeated!r} occurs twice")
+            raise SchemaError(f"choices: {repeated!r} occurs twice; give it once")
         self._texts = self.choices = tuple(choices)
         self.text = json.dumps(self._texts, ensure_ascii=False, separators=(",", ":"))
         self.grammar = GrammarSpec(kind="choices", source=self.text)

@@ -21,7 +21,7 @@ import shutil
 import socket
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +228,17 @@ def check_fingerprint(
     fingerprint: Mapping[str, Any],
     *,
     restart: bool = False,
-    remedy: str = "give another output, or --restart to throw those results away",
+    remedy: Callable[[frozenset[str]], str] = lambda changed: (
+        "give another output, or --restart to throw those results away"
+    ),
 ) -> None:
     """Makes the folder this job's, or refuses one that holds another job's results.
 
     ``fingerprint`` is a JSON object; entries are compared one by one. With ``restart`` the
     folder is emptied first. A damaged ``run.json`` is written anew when every shard carries
     this job's digest, and that of a job which was stopped before its first result makes way.
-    ``remedy`` says what can be done where the results are another job's.
+    ``remedy`` says what can be done where the results are those of a job that differs in these
+    entries.
     Raises `OutputMismatchError` naming what changed, or that a file of the output's name
     exists which no job of this folder wrote.
     """
@@ -253,7 +256,7 @@ def check_fingerprint(
         raise OutputMismatchError(
             f"{folder.shown} holds the results of another job ("
             + "; ".join(_changes(state["fingerprint"], wanted))
-            + f"); {remedy}"
+            + f"); {remedy(changed_entries(state['fingerprint'], wanted))}"
         )
     folder.job = digest
 

@@ -1,6 +1,7 @@
 """Jobs that went wrong elsewhere, run through the command line as a user would.
 
 A folder of data beside the tests is one such job; `enter` makes a copy of it the working folder.
+Tests of jobs whose data are made name the case in their docstring.
 """
 
 from __future__ import annotations

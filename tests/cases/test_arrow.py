@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +181,40 @@ def test_a_table_of_no_rows_and_one_of_errors_only_have_the_same_columns(
         tables = [files.read_table(f"{name}.{ending}") for name in ("none", "bad", "fine")]
         assert _types(tables[0]) == _types(tables[1]) == _types(tables[2])
         assert [len(table) for table in tables] == [0, 1, 1]
+
+
+def test_objects_without_fields_and_nulls_fit_every_format(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    empty = {"type": "object", "additionalProperties": False}
+    value = {"a": {}, "n": None, "l": []}
+    schema = {
+        "type": "object", "required": list(value), "additionalProperties": False,
+        "properties": {"a": empty, "n": {"const": None},
+                       "l": {"type": "array", "items": {"type": "null"}, "maxItems": 1}},
+    }  # fmt: skip
+    files.write_json("schema.json", schema)
+    files.write_jsonl("one.jsonl", [{"id": "r", "prompt": "x"}])
+    tables = {}
+    for ending in ("arrow", "parquet", "jsonl", "csv"):
+        ran = cli("run", "one.jsonl", "--schema", "schema.json", "--model", const("]"),
+                  "--max-tokens", 60, "-o", f"o.{ending}")  # fmt: skip
+        assert ran.code == 0, ran.err
+        if ending in ("arrow", "parquet"):
+            tables[ending] = files.column(f"o.{ending}", "value")
+    assert files.column("o.jsonl", "value") == [value]
+    assert tables["arrow"] == tables["parquet"] == [value | {"a": "{}"}]
+    with open("o.csv", newline="", encoding="utf-8") as lines:
+        assert [json.loads(row["value"]) for row in csv.DictReader(lines)] == [value]
+
+
+def test_kept_columns_named_as_result_columns_are_told_apart(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    files.write_jsonl("one.jsonl", [{"id": "r", "prompt": "x", "text": "mine", "value": 5}])
+    ran = cli("run", "one.jsonl", "--schema", "tag.json", "--model", const("a"), "--keep", "all",
+              "-o", "o.arrow")  # fmt: skip
+    assert ran.code == 0, ran.err
+    (row,) = files.read_rows("o.arrow")
+    assert (row["input_text"], row["input_value"]) == ("mine", 5)
+    assert row["value"] == {"tag": "k"}

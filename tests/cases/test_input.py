@@ -134,6 +134,7 @@ def _late_types() -> list[dict[str, Any]]:
 def test_a_type_that_appears_late_in_a_long_file_is_kept(
     folder: Path, cli: Any, const: Any, files: ModuleType
 ) -> None:
+    """Case in-07."""
     files.write_jsonl("jobs.jsonl", _late_types())
     assert os.stat("jobs.jsonl").st_size > 2_600_000
     ran = cli("run", "jobs.jsonl", "--template", "n={{note}} m={{meta}}", "--schema", "tag.json",
@@ -188,6 +189,7 @@ def _dictionaries(path: str) -> None:
 def test_dictionaries_of_row_groups_are_not_mixed_up(
     folder: Path, cli: Any, prompt_of: Any, const: Any, files: ModuleType
 ) -> None:
+    """Case in-09."""
     _dictionaries("jobs.parquet")
     template = ["--template", "{{id}} {{colour}} {{n}} p={{info.sku}}", "--model", const("a")]
     cli("run", "jobs.parquet", *template, "--schema", "tag.json", "--keep", "all",
@@ -206,6 +208,7 @@ def test_dictionaries_of_row_groups_are_not_mixed_up(
 def test_a_column_the_job_does_not_use_is_never_read(
     folder: Path, cli: Any, const: Any, files: ModuleType
 ) -> None:
+    """Case in-11."""
     marker = b"0123456789 never to be decoded "
     table = pa.table(
         {
@@ -228,6 +231,7 @@ def test_a_column_the_job_does_not_use_is_never_read(
 def test_a_list_column_of_two_gigabytes_is_no_burden_unless_it_is_kept(
     folder: Path, processes: Any, const: Any, files: ModuleType
 ) -> None:
+    """Case in-11."""
     body = "lorem ipsum dolor " * (150 * 1024 * 1024 // 18)
     one = pa.array([[{"mime": "text/plain", "body": body}]])
     ids = [f"r{i:02}" for i in range(16)]

@@ -103,6 +103,7 @@ def killed(folder: Path, killed_run: Path) -> Path:
 def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(
     killed: Path, cli: Any, markov: Path
 ) -> None:
+    """Case re-01."""
     ran = cli("run", "jobs.jsonl", "--model", markov, "--dtype", "float32", "--resume", "--json",
               "-o", "t.jsonl")  # fmt: skip
     assert ran.code == 0
@@ -115,6 +116,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(
 def test_a_finished_run_does_nothing_and_leaves_its_file_alone(
     killed: Path, cli: Any, markov: Path
 ) -> None:
+    """Case re-01."""
     before = _digest("full.jsonl")
     for options in ([], ["--resume"], ["--batch-size", 3], ["--no-prefix-cache"]):
         ran = cli("run", "jobs.jsonl", "--model", markov, "--dtype", "float32", "--json",
@@ -131,6 +133,7 @@ def test_a_finished_run_does_nothing_and_leaves_its_file_alone(
 def test_torn_files_cost_their_own_rows_at_most(
     killed: Path, cli: Any, markov: Path, what: str, how: str
 ) -> None:
+    """Case re-01."""
     torn = _in_work_folder("t.jsonl", what)
     if how == "more":
         with torn.open("ab") as file:
@@ -173,6 +176,7 @@ def test_a_torn_output_is_made_again_without_the_model(
 def test_twenty_kills_at_random_moments_change_nothing(
     folder: Path, processes: Any, markov: Path, files: ModuleType, ending: str
 ) -> None:
+    """Case re-01."""
     _jobs(files, 400)
     started_s = time.monotonic()
     assert processes.run(*_options(markov, f"full.{ending}")).code == 0
@@ -223,6 +227,7 @@ def test_a_signal_commits_what_is_done_and_the_same_command_goes_on(
 def test_a_second_run_on_the_same_output_is_told_who_holds_it(
     at_work: Any, cli: Any, markov: Path, files: ModuleType
 ) -> None:
+    """Case re-03."""
     started_s = time.monotonic()
     for options in ([], ["--restart"]):
         second = cli(*_options(markov, "o.arrow")[:-4], "-o", "o.arrow", *options)
@@ -240,6 +245,7 @@ def test_a_second_run_on_the_same_output_is_told_who_holds_it(
 def test_the_output_of_a_killed_holder_is_taken_over_whoever_has_its_pid_now(
     at_work: Any, cli: Any, markov: Path, files: ModuleType
 ) -> None:
+    """Case re-03."""
     at_work.kill()
     at_work.communicate()
     lock = Path("o.arrow.batchradix/lock")
@@ -373,3 +379,35 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
         assert len(files.read_rows("small/o.jsonl")) == 64
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_an_output_is_known_however_its_path_is_spelt(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    _jobs(files, 6)
+    Path("real").mkdir()
+    Path("link").symlink_to("real")
+    Path("file.arrow").symlink_to("real/o.arrow")
+    kept = []
+    for output in ("link/o.arrow", "real/o.arrow", "./real/../real/o.arrow", "file.arrow"):
+        ran = cli("run", "jobs.jsonl", "--model", const("a"), "--max-tokens", 2, "--json",
+                  "-o", output)  # fmt: skip
+        assert ran.code == 0, ran.err
+        kept.append(ran.summary["resumed_rows"])
+    assert kept == [0, 6, 6, 6]
+    assert Path("file.arrow").is_symlink()
+    shutil.move("real", "elsewhere")  # results go where their folder goes
+    ran = cli("run", "jobs.jsonl", "--model", const("a"), "--max-tokens", 2, "--json",
+              "-o", "elsewhere/o.arrow")  # fmt: skip
+    assert ran.summary["resumed_rows"] == 6
+
+
+def test_a_limit_that_grows_computes_the_new_rows_only(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    _jobs(files, 6)
+    for limit, kept in ((2, 0), (5, 2), (3, 3), (6, 5)):
+        ran = cli("run", "jobs.jsonl", "--model", const("a"), "--max-tokens", 2, "--json",
+                  "--limit", limit, "-o", "o.arrow")  # fmt: skip
+        assert (ran.code, ran.summary["resumed_rows"]) == (0, kept)
+        assert len(files.read_rows("o.arrow")) == limit

@@ -49,6 +49,7 @@ def _options(model: Path, output: object) -> list[Any]:
 def test_the_exit_code_tells_a_scheduler_what_became_of_the_rows(
     jobs: Path, cli: Any, short: Path, files: ModuleType, name: str, options: Any, code: int
 ) -> None:
+    """Case sj-01."""
     ran = cli("run", f"{name}.jsonl", *_options(short, "o.arrow"), *options)
     assert ran.code == code
     num_rows = {"all": 200, "some": 8, "none": 3, "empty": 0}[name]
@@ -80,6 +81,7 @@ def test_the_exit_code_tells_a_scheduler_what_became_of_the_rows(
 def test_a_usage_error_is_exit_code_2_and_one_sentence_and_leaves_nothing(
     jobs: Path, processes: Any, cli: Any, short: Path, argv: list[str]
 ) -> None:
+    """Case sj-01."""
     before = {path.name for path in jobs.iterdir()}
     if "--model" not in argv:
         argv = [*argv, "--model", str(short)]
@@ -98,6 +100,7 @@ def test_a_usage_error_is_exit_code_2_and_one_sentence_and_leaves_nothing(
 def test_cron_gives_no_home_no_terminal_and_another_folder(
     jobs: Path, processes: Any, short: Path, files: ModuleType
 ) -> None:
+    """Case sj-01."""
     paths = processes.environ["PYTHONPATH"]
     with open("log.txt", "wb") as log:
         ran = processes.run(
@@ -119,6 +122,7 @@ def test_cron_gives_no_home_no_terminal_and_another_folder(
 def test_the_last_line_is_for_scripts_and_json_is_the_only_line(
     jobs: Path, cli: Any, short: Path
 ) -> None:
+    """Case sj-01."""
     ran = cli("run", "some.jsonl", *_options(short, "o.arrow"))
     words = dict(pair.split("=") for pair in ran.out.splitlines()[-1].split()[1:])
     assert words["rows"] == "8"
@@ -149,6 +153,7 @@ def test_closed_streams_change_neither_table_nor_exit_code(
 def test_a_reader_that_leaves_early_changes_neither_table_nor_exit_code(
     jobs: Path, processes: Any, short: Path, files: ModuleType
 ) -> None:
+    """Case sj-01."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -217,3 +222,14 @@ def test_help_needs_no_model_library(processes: Any, folder: Path) -> None:
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout
+
+
+def test_folders_that_cannot_be_used_stop_no_run(
+    jobs: Path, processes: Any, short: Path, files: ModuleType
+) -> None:
+    inside_a_file = str(Path("tag.json").resolve() / "folder")
+    nowhere = dict.fromkeys(("TMPDIR", "HOME", "BATCHRADIX_CACHE"), inside_a_file)
+    ran = processes.run("run", "some.jsonl", *_options(short, "o.arrow"), "--limit", 5,
+                        env={**processes.environ, **nowhere, "LC_ALL": "C"})  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert files.column("o.arrow", "status") == ["ok"] * 5

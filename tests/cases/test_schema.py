@@ -97,6 +97,7 @@ def test_blanks_between_tokens_are_not_written_and_those_in_strings_stay(
 def test_an_enumeration_of_twenty_thousand_compiles_once_and_quickly(
     folder: Path, cli: Any, const: Any, files: ModuleType
 ) -> None:
+    """Case sc-09."""
     codes = [f"SKU-{i:05}" for i in range(20_000)] + [f"SKU-{i:04}" for i in range(0, 10_000, 7)]
     files.write_json("schema.json", _object(sku={"enum": codes}))
     files.write_jsonl("jobs.jsonl", [{"id": f"k{i}", "prompt": f"row {i}"} for i in range(64)])
@@ -224,6 +225,13 @@ SCHEMAS: dict[str, Any] = {
         "anyOf": [_object(kind={"const": 1}), _object(kind={"const": 2}, b={"const": 3})],
     },
     "a constant with a NUL": _object(a={"const": "a\0b"}),
+    "an object without properties": _object(a=_object(), b={"type": "null"}),
+    "a required name without a schema": {
+        "type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "zz"],
+    },
+    "at most one character": {"type": ["string", "null"], "maxLength": 1},
+    "one character": _object(a={"oneOf": [{"const": None},
+                                         {"type": "string", "minLength": 1, "maxLength": 1}]}),
     "a map": {
         "type": "object",
         "propertyNames": {"maxLength": 2},
@@ -235,7 +243,7 @@ MAY_FAIL = {  # checked on every answer, or without an end: a model may miss the
     "all of two",
     "one of two that overlap", "a condition", "unique items", "what it is not",
     "a contained item", "a dependency", "an unanchored pattern", "a pattern of nested repeats",
-    "a map",
+    "a required name without a schema", "a map",
 }  # fmt: skip
 
 
@@ -366,3 +374,18 @@ def test_a_stop_string_inside_an_answer_never_makes_a_valid_one(
     (row,) = files.read_rows("o.jsonl")
     assert row["status"] == "error"
     assert row["error"]["code"] == "invalid_json"
+
+
+def test_a_key_that_is_written_twice_makes_no_object(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+    files.write_json("schema.json", schema | {"minProperties": 2, "maxProperties": 2})
+    files.write_jsonl("one.jsonl", [{"id": "r", "prompt": "x"}])
+    ran = cli("run", "one.jsonl", "--schema", "schema.json", "--model", const('",:1}'),
+              "--max-tokens", 60, "-o", "o.jsonl")  # fmt: skip
+    assert ran.code == 3
+    (row,) = files.read_rows("o.jsonl")
+    assert row["text"].startswith('{"":1,"":1')
+    assert (row["status"], row["value"]) == ("error", None)
+    assert "the key '' twice" in row["error"]["message"]

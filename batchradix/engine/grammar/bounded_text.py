@@ -13,9 +13,14 @@ from dataclasses import dataclass, field
 
 from batchradix.schema.keywords import EXACT_LENGTH
 
-# What xgrammar makes of a string with a length bound: the repeated rule, and where it stands.
-_RULE = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\)\)$", re.MULTILINE)
+# What xgrammar makes of a string with a length bound: the repeated rule, and where it stands. Of
+# one character at most it makes a rule that is not repeated, of exactly one no rule at all.
+_CHARACTER = r"\[\^\\\"\\\\\\r\\n\]"
+_RULE = re.compile(rf"^(\w+_characters) ::= \(\({_CHARACTER}\)\)$", re.MULTILINE)
 _USE = re.compile(r'"\\"" (\w+_characters)\{(\d+), (-?\d+)\} "\\""')
+_OPTIONAL_RULE = re.compile(rf'^(\w+) ::= \("" \| \({_CHARACTER}\)\)$', re.MULTILINE)
+_OPTIONAL_USE = re.compile(r'"\\"" (\w+) "\\""')
+_SINGLE = re.compile(rf'"\\"" {_CHARACTER} "\\""')
 
 _PLAIN = r"[^\0-\x1f\"\\]"
 _HEX = "[A-Fa-f0-9]"
@@ -34,8 +39,8 @@ def with_bounded_text(printed: str) -> str:
     more than `EXACT_LENGTH` characters may be left out, a string with an escape is not bounded
     after it; nor may the first characters be escapes where more than that are required.
     """
-    counted = set(_RULE.findall(printed))
-    if not counted:
+    counted, optional = set(_RULE.findall(printed)), set(_OPTIONAL_RULE.findall(printed))
+    if not counted and not optional and _SINGLE.search(printed) is None:
         return printed
     rules = _Rules()
 
@@ -46,7 +51,9 @@ def with_bounded_text(printed: str) -> str:
         return rules.text(int(match[2]), None if most < 0 else most)
 
     text = _USE.sub(replaced, printed)
-    text = _RULE.sub("", text).rstrip("\n")
+    text = _OPTIONAL_USE.sub(lambda m: rules.text(0, 1) if m[1] in optional else m[0], text)
+    text = _SINGLE.sub(lambda _: rules.text(1, 1), text)
+    text = _OPTIONAL_RULE.sub("", _RULE.sub("", text)).rstrip("\n")
     return "\n".join([text, *rules.written.values(), _ESCAPE]) + "\n"
 
 

@@ -28,7 +28,7 @@ from batchradix.engine.grammar.open_text import (
     first_cut,
     read_open,
 )
-from batchradix.engine.grammar.outline import Outline, Schema, encoded
+from batchradix.engine.grammar.outline import MAX_SHORTEST_BYTES, Outline, Schema, encoded
 from batchradix.engine.grammar.pattern_walk import PatternWalk
 from batchradix.engine.grammar.scalar_rest import (
     character_codes,
@@ -38,6 +38,7 @@ from batchradix.engine.grammar.scalar_rest import (
 )
 from batchradix.engine.grammar.state import AnyState, GrammarState
 from batchradix.engine.grammar.tool_calls import CallLayout, unfinished
+from batchradix.errors import SchemaError
 from batchradix.schema.pattern_parser import UnsupportedPattern
 from batchradix.types import GrammarSpec
 
@@ -166,11 +167,17 @@ class Closer:
 def minimal_answer(spec: GrammarSpec) -> str | None:
     """The shortest answer of a grammar; None where it is not found without a matcher (EBNF).
 
-    How many tokens it costs, a tokenizer's ``encode_plain`` says: no budget below can do.
+    How many tokens it costs, a tokenizer's ``encode_plain`` says: no budget below can do. Raises
+    `SchemaError` where it is longer than `MAX_SHORTEST_BYTES`.
     """
     if spec.kind == "json_schema":
         outline = Outline(spec.source)
         shortest = outline.shortest(outline.root)
+        if shortest is None and outline.is_too_long:
+            raise SchemaError(
+                f"schema: its shortest answer has more than {MAX_SHORTEST_BYTES:,} bytes; lower "
+                f"minItems, minLength or minProperties"
+            )
         return None if shortest is None else shortest.decode()
     if spec.kind == "regex":
         try:

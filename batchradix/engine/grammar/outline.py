@@ -12,6 +12,9 @@ from batchradix.schema.pattern_parser import UnsupportedPattern
 
 Schema = dict[str, Any]
 
+# Longer texts are not written out: lengths multiply in nested arrays, and no context holds them.
+MAX_SHORTEST_BYTES = 2**20
+
 # Texts of the formats that the grammar compiler enforces by itself. They need not cover the
 # format: what is not of this form is closed by searching.
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
@@ -54,10 +57,15 @@ def _whole(value: Any) -> Any:
 
 
 class Outline:
-    """Reads the source of a `json_schema` grammar. ``minimal`` is None where nothing is found."""
+    """Reads the source of a `json_schema` grammar.
+
+    ``is_too_long``: some part has no text of `MAX_SHORTEST_BYTES` or less, and counts as one
+    without any.
+    """
 
     def __init__(self, source: str) -> None:
         self.root: Any = json.loads(source)
+        self.is_too_long = False
         self._defs: Schema = self.root.get("$defs", {}) if isinstance(self.root, dict) else {}
         self._shortest_defs: dict[str, bytes | None] = dict.fromkeys(self._defs)
         self._alternatives: dict[int, list[Schema]] = {}
@@ -121,6 +129,8 @@ class Outline:
         else:
             spellings = self.spellings(schema)
             best = spellings[0] if spellings else self._of_type(schema)
+        if best is not None and self._exceeds(len(best)):
+            best = None
         if self._kept is not None:
             self._kept[id(schema)] = best
         return best
@@ -151,7 +161,9 @@ class Outline:
         if walk is not None:
             rest = walk.shortest_rest("")
             return None if rest is None else f'"{rest}"'.encode()
-        return None if "pattern" in schema else f'"{string_rest("", _least(schema))}'.encode()
+        if "pattern" in schema or self._exceeds(_least(schema)):
+            return None
+        return f'"{string_rest("", _least(schema))}'.encode()
 
     def walk(self, schema: Schema) -> PatternWalk | None:
         """The graph of a string's pattern or format; None where it has none, or too large."""
@@ -175,10 +187,16 @@ class Outline:
         ``is_first``: no comma before the next item. ``at_least``: items to come at the least.
         """
         parts = []
+        num_bytes = 0
         wanted = max(schema.get("minItems", 0), num_items + at_least)
+        if self._exceeds(wanted - num_items):
+            return None
         for index in range(num_items, wanted):
             text = self.shortest(self.item(schema, index))
             if text is None or self.item(schema, index) is False:
+                return None
+            num_bytes += len(text) + 1
+            if self._exceeds(num_bytes):
                 return None
             parts.append(text)
         comma = b"," if parts and not is_first else b""
@@ -232,6 +250,8 @@ class Outline:
                 chosen.add(name)
         parts = [self._member(schema, name) for name in names[after:] if name in chosen]
         missing = wanted - len(members) - len(parts)
+        if self._exceeds(missing):
+            return None
         if missing > 0:
             parts += self._extra_members(schema, {*members, *names}, missing)
             if len(members) + len(parts) < wanted:
@@ -255,15 +275,26 @@ class Outline:
 
     def _extra_members(self, schema: Schema, taken: set[str], count: int) -> list[bytes | None]:
         found: list[bytes | None] = []
-        for key, part in self.open_names(schema, taken):
+        num_bytes = 0
+        for key, part in self.open_names(schema, taken, count):
             value = self.shortest(part)
-            if len(found) == count or value is None:
+            if len(found) == count or value is None or self._exceeds(num_bytes):
                 break
-            found.append(encoded(key) + b":" + value)
+            member = encoded(key) + b":" + value
+            found.append(member)
+            num_bytes += len(member)
         return found
 
-    def open_names(self, schema: Schema, taken: set[str]) -> Iterator[tuple[str, Any]]:
-        """Names that the schema does not list, with what it asks of their values."""
+    def _exceeds(self, num_bytes: int) -> bool:
+        """Whether a text of at least so many bytes is too long."""
+        if num_bytes <= MAX_SHORTEST_BYTES:
+            return False
+        self.is_too_long = True
+        return True
+
+    def open_names(self, schema: Schema, taken: set[str], count: int) -> Iterator[tuple[str, Any]]:
+        """At most about ``count`` names that the schema does not list, and what it asks of their
+        values."""
         for pattern, part in schema.get("patternProperties", {}).items():
             walk = self.walk({"pattern": pattern})
             key = None if walk is None else walk.shortest_rest("")
@@ -277,7 +308,7 @@ class Outline:
             if text is not None and json.loads(text) not in taken:
                 yield json.loads(text), extra
             return
-        for number in range(1 + len(taken) * 2 + 64):
+        for number in range(1 + len(taken) + count):
             key = "" if number == 0 else _name(number - 1)
             if key not in taken:
                 yield key, extra

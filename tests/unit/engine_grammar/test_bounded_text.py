@@ -53,11 +53,16 @@ def test_a_string_matches_when_its_characters_are_within_the_bounds(
     )
 
 
-def test_raw_control_characters_and_half_escapes_do_not_match() -> None:
-    schema = {"type": "string", "maxLength": 3}
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_raw_control_characters_and_half_escapes_do_not_match(least: int, most: int) -> None:
+    schema = {"type": "string", "minLength": least, "maxLength": most}
     for text in ('"\t"', '"\x00"', r'"\x"', r'"\u12"', r'"\ud800"', '"a', '""a"'):
         assert not accepts(schema, text), text
-    assert accepts(schema, r'"\u00e9\n\/"')
+    for character in ("a", "é", r"\"", r"\n", r"\/", r"\u00e9"):
+        assert accepts(schema, f'"{character * most}"'), character
+        assert not accepts(schema, f'"{character * (most + 1)}"'), character
+    assert accepts(schema, '""') == (least == 0)
 
 
 def test_many_strings_share_their_rules_and_none_repeats_what_has_alternatives() -> None:

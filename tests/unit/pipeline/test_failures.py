@@ -170,6 +170,7 @@ def test_lines_that_are_no_json_are_left_out_of_the_failed_rows(
     source.write_text('{"prompt": "a", "n": 1.5}\nno json\n{"prompt": null, "n": "é"}\n')
     summary = run(markov, tmp_path / "o.arrow", Flaky({}), str(source), failed_rows=failed)
     assert (summary.errors, summary.failed_rows) == (2, 1)
+    assert f"1 of the failed rows are not in {failed}: " in summary.warnings[-1]
     assert [json.loads(line) for line in failed.read_text().splitlines()] == [
         {"prompt": None, "n": "é"}
     ]

@@ -72,6 +72,28 @@ def test_the_json_object_has_the_documented_keys() -> None:
     assert {key: found[key] for key in wanted} == wanted
 
 
+def test_the_prompts_are_shown_with_the_beginnings_of_answers_that_are_shared_too() -> None:
+    summary = summary_of(2, 0, 0)
+    summary.prompt_tokens, summary.distinct_tokens = 4, 3
+    assert dict(summary.table())["prompts"] == "4 tokens, 3 distinct (25.0% shared)"
+    summary.opening_tokens, summary.distinct_tokens = 22, 13
+    shown = "4 tokens and 22 that answers begin with, 13 distinct (50.0% shared)"
+    assert dict(summary.table())["prompts"] == shown
+
+
+def test_a_resumed_run_takes_no_credit_for_the_answers_of_an_earlier_one() -> None:
+    summary = summary_of(2, 0, 0)
+    summary.completion_tokens, summary.run_s = 100, 1.0
+    summary.usage.decode_steps = summary.usage.forward_steps = 5
+    fresh = dict(summary.table())
+    assert "100 answer tokens in 5 steps" in fresh["computed"]
+    assert "speed" in fresh
+    summary.resumed_rows = 1
+    resumed = dict(summary.table())
+    assert "in 5 steps; 100 answer tokens in the table" in resumed["computed"]
+    assert "speed" not in resumed
+
+
 def test_the_last_line_can_be_split_by_a_script() -> None:
     words = summary_of(1, 2, 3).last_line().split()
     assert words[0] == "summary"
