@@ -22,7 +22,7 @@ from batchradix.config import EngineOptions, RunConfig, SamplingOptions
 from batchradix.engine import candidates
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
-from batchradix.engine.grammar.state import GrammarState
+from batchradix.engine.grammar.state import start
 from batchradix.schema.load import load_schema
 from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec
 
@@ -325,12 +325,12 @@ def test_random_schemas_are_answered_as_by_the_plain_loop(
     for completion, (_, spec), limit in zip(completions, rows, limits, strict=True):
         assert completion.completion_tokens <= limit
         if completion.finish_reason is FinishReason.STOP or completion.cut_at is not None:
-            state = GrammarState(case.grammars.compile(spec))
+            state = start(case.grammars.compile(spec))
             assert state.accept_text(completion.text)
             assert state.can_stop
     assert engine.usage.computed_tokens == job.tree.distinct_tokens
     for completion, (_, spec) in zip(completions, rows, strict=True):
-        if completion.finish_reason is FinishReason.STOP:
+        if completion.finish_reason is FinishReason.STOP and spec.kind == "json_schema":
             schema = json.loads(spec.source)
             Draft202012Validator(schema).validate(json.loads(completion.text))
 
