@@ -51,7 +51,7 @@ _MAX_SEARCHED = 2000
 _LITERALS = (b"true", b"false", b"null")
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 # Searched first, and the rest in order of bytes.
-_ENDING = b'"}])>,:01ea -.'
+_ENDING = b'"}])>,:\n;01ea -.'
 
 
 class Closer:

@@ -250,6 +250,7 @@ def test_a_surrogate_pair_cut_in_the_middle_stays_a_pair(byte_compiler, cut):
         ("regex", "[a-z]+-[0-9]{3}(x|yy)", ""),
         ("ebnf", 'root ::= "a" ("b" root | "c") "d"', "ab"),
         ("ebnf", 'root ::= "<" [^>]+ ">"', ""),
+        ("ebnf", r'root ::= ("- " [^\n]+ "\n")+', "- some words"),
     ],
 )
 def test_other_grammars_are_closed_too(byte_compiler, kind, source, text):
