@@ -43,6 +43,7 @@ def _options(model: Path, output: object) -> list[Any]:
         ("all", [], 0), ("empty", [], 0), ("some", [], 1), ("none", [], 3),
         ("some", ["--allow-failures", "37.5%"], 0), ("some", ["--allow-failures", "37%"], 1),
         ("some", ["--allow-failures", "0.375"], 0), ("none", ["--allow-failures", "100%"], 3),
+        ("all", ["--schema", '{"type": "string"}'], 3),  # none is finished within 16 tokens
         ("some", ["--quiet"], 1), ("some", ["--json"], 1),
     ],
 )  # fmt: skip
