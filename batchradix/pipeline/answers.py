@@ -49,6 +49,9 @@ class Answers:
         rows_read = self._planned.rows
         answers = rows_read.formats[rows_read.format_id[completion.row]]
         status, value, error = self._judge(completion, answers)
+        settings = rows_read.requests.settings[rows_read.requests.settings_id[completion.row]]
+        if error is not None and settings.stop and completion.finish_reason is FinishReason.STOP:
+            error = _naming_stop(error, settings.stop)
         cut = _first_cut(completion) if status is Status.TRUNCATED else None
         for row in rows:
             yield self._result(row, status, value, completion, error, cut)
@@ -105,6 +108,14 @@ class Answers:
             cut=cut,
             probabilities=_probabilities(completion),
         )
+
+
+def _naming_stop(error: RowError, stop: tuple[str, ...]) -> RowError:
+    """The error of an invalid answer, with what most likely cut it."""
+    shown = ", ".join(map(repr, stop))
+    return RowError(
+        error.code, f"{error.message}; its stop strings ({shown}) may have cut it, leave them out"
+    )
 
 
 def _first_cut(completion: Completion) -> str:

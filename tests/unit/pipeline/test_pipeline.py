@@ -140,6 +140,17 @@ def test_an_answer_that_only_validation_catches_is_an_error_row(
     assert row["text"] == "[77,77]"
 
 
+def test_a_stop_string_that_cuts_a_structured_answer_is_named(
+    tiny_model_folder: MakeTinyModel,
+) -> None:
+    model = str(tiny_model_folder("const", prefer='7,]"1'))
+    schema = {"type": "array", "items": {"type": "integer", "maximum": 9}}
+    stop = SamplingOptions(stop=(",",), max_tokens=30)
+    [row] = run_table(config(model, [{"prompt": "x"}], schema=schema, sampling=stop))
+    assert (row["status"], row["error"]["code"]) == ("error", "invalid_json")
+    assert "its stop strings (',') may have cut it" in row["error"]["message"]
+
+
 def test_no_rows_make_an_empty_table_of_the_same_columns(markov: str, tmp_path: Path) -> None:
     empty, one = tmp_path / "empty.jsonl", tmp_path / "one.jsonl"
     empty.write_text("")
