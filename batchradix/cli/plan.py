@@ -10,7 +10,6 @@ import typer
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
 from batchradix.config import RunConfig
-from batchradix.report.summary import planned_tokens
 
 
 def plan(
@@ -42,6 +41,7 @@ def plan(
     """Tokenise INPUT, plan its prefixes and print what they share; needs no weights."""
     from batchradix import pipeline
     from batchradix.report.progress import choose_progress
+    from batchradix.report.summary import planned_tokens
 
     config = RunConfig(
         input=fill_dates(input, date),
