@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import typer
 
-from batchradix.cli.main import app, main
+from batchradix.cli.main import app
 from batchradix.cli.options import parse_share, parse_size, text_or_file, with_flags
 from batchradix.errors import InputError, OptionError
 
@@ -53,21 +53,6 @@ OPTIONS["check"] = OPTIONS["run"] - {"--dry-run"}
 @pytest.fixture(scope="module")
 def markov(tiny_model_folder: MakeTinyModel) -> str:
     return str(tiny_model_folder("markov"))
-
-
-@pytest.fixture
-def batchradix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command in this process: exit code, standard output, standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["batchradix", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert isinstance(stop.value.code, int)
-        output, error = capfd.readouterr()
-        return stop.value.code, output, error
-
-    return run
 
 
 @pytest.fixture
