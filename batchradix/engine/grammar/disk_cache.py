@@ -22,16 +22,33 @@ from pathlib import Path
 import xgrammar
 
 from batchradix.checkpoint.cache_folder import make_cache_folder
-from batchradix.engine.grammar import build, endless, json_grammar, word_graph
+from batchradix.engine.grammar import (
+    bounded_text,
+    build,
+    endless,
+    json_grammar,
+    tool_calls,
+    word_graph,
+)
 from batchradix.engine.grammar.child import Serialised
 from batchradix.errors import ModelError
+from batchradix.schema import keywords, tool_styles
 from batchradix.types import GrammarSpec
 
 MAX_BYTES = 256 * 2**20
 _MAX_ENTRY_BYTES = MAX_BYTES // 4
 _ABANDONED_S = 3600.0
 _SUFFIX = ".grammar"
-_MADE_BY = (build, endless, json_grammar, word_graph)
+_MADE_BY = (
+    bounded_text,
+    build,
+    endless,
+    json_grammar,
+    keywords,
+    tool_calls,
+    tool_styles,
+    word_graph,
+)
 
 
 class GrammarDiskCache:
