@@ -28,8 +28,7 @@ from batchradix.plan.cached import PlanSummary
 from batchradix.report.machine import machine
 from batchradix.report.progress import Silent, choose_progress
 from batchradix.report.summary import Summary
-from batchradix.schema.answer_format import AnswerFormat, answer_format
-from batchradix.schema.tools import ToolSet
+from batchradix.schema.answer_format import answer_format
 from batchradix.types import Engine, Result, Status
 
 
@@ -72,30 +71,6 @@ def _prompt_options(
         column=column,
         system=system,
         null_text=null_text,
-    )
-
-
-def _answers(
-    schema: Any,
-    fields: str | None,
-    regex: str | None,
-    grammar: str | Path | None,
-    choices: str | Path | Sequence[str] | None,
-    tools: Any,
-    tool_choice: str | Mapping[str, Any] | None,
-    parallel_tool_calls: bool | None,
-    tool_format: str | None,
-) -> AnswerFormat | ToolSet | None:
-    return answer_format(
-        schema=schema,
-        fields=fields,
-        regex=regex,
-        grammar=grammar,
-        choices=choices,
-        tools=tools,
-        tool_choice=tool_choice,
-        parallel_tool_calls=parallel_tool_calls,
-        tool_format=tool_format,
     )
 
 
@@ -171,16 +146,16 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=_answers(
-            schema,
-            fields,
-            regex,
-            grammar,
-            choices,
-            tools,
-            tool_choice,
-            parallel_tool_calls,
-            tool_format,
+        schema=answer_format(
+            schema=schema,
+            fields=fields,
+            regex=regex,
+            grammar=grammar,
+            choices=choices,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            tool_format=tool_format,
         ),
         schema_column=schema_column,
         retries=retries,
@@ -228,16 +203,16 @@ def plan(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
-        schema=_answers(
-            schema,
-            fields,
-            regex,
-            grammar,
-            choices,
-            tools,
-            tool_choice,
-            parallel_tool_calls,
-            tool_format,
+        schema=answer_format(
+            schema=schema,
+            fields=fields,
+            regex=regex,
+            grammar=grammar,
+            choices=choices,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            tool_format=tool_format,
         ),
         schema_column=schema_column,
         id_column=id_column,
@@ -316,16 +291,16 @@ class LLM:
         config = RunConfig(
             input=[{name: prompt} for prompt in listed],
             model=self.checkpoint.name,
-            schema=_answers(
-                schema,
-                fields,
-                regex,
-                grammar,
-                choices,
-                tools,
-                tool_choice,
-                parallel_tool_calls,
-                tool_format,
+            schema=answer_format(
+                schema=schema,
+                fields=fields,
+                regex=regex,
+                grammar=grammar,
+                choices=choices,
+                tools=tools,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+                tool_format=tool_format,
             ),
             retries=retries,
             sampling=sampling or SamplingOptions(),
@@ -349,7 +324,7 @@ class LLM:
         return results if keep_truncated else [_without_cut_value(one) for one in results]
 
     def _answer(self, parts: pipeline.Parts, planned: pipeline.Planned) -> list[Result]:
-        answers = pipeline.Answers(parts, planned)
+        answers = pipeline.Answers(planned)
         results = {row: answers.failed(row) for row in planned.rows.errors}
 
         def emit(result: Result) -> None:

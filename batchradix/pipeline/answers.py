@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from batchradix.engine.grammar.open_text import first_cut
 from batchradix.errors import RowError
-from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, make_job
 from batchradix.pipeline.retries import Retries
-from batchradix.schema.answer_format import AnswerFormat
 from batchradix.schema.answers import InvalidAnswer
 from batchradix.scratch import Scratch, windows
 from batchradix.types import (
@@ -30,6 +28,14 @@ StopRequested = Callable[[], int | None]
 """Asked before every step: the number of the signal to stop for, or None."""
 
 
+class Verdict(NamedTuple):
+    """What became of an answer."""
+
+    status: Status
+    value: Any
+    error: RowError | None
+
+
 class Answers:
     """Turns completions and row errors into `Result`s, duplicates included.
 
@@ -37,51 +43,44 @@ class Answers:
     ``cut``, whether or not they are kept: that the finished table decides.
     """
 
-    def __init__(self, parts: Parts, planned: Planned) -> None:
+    def __init__(self, planned: Planned) -> None:
         self._planned = planned
 
     def failed(self, row: int) -> Result:
         """The result of a row that has an error and no prompt."""
         return self._result(row, Status.ERROR, None, None, self._planned.rows.errors[row])
 
-    def finished(self, completion: Completion, rows: Sequence[int]) -> Iterator[Result]:
+    def finished(
+        self, completion: Completion, verdict: Verdict, rows: Sequence[int]
+    ) -> Iterator[Result]:
         """The results of all ``rows`` that this completion answers."""
-        rows_read = self._planned.rows
-        answers = rows_read.formats[rows_read.format_id[completion.row]]
-        status, value, error = self._judge(completion, answers)
-        settings = rows_read.requests.settings[rows_read.requests.settings_id[completion.row]]
+        status, value, error = verdict
+        requests = self._planned.rows.requests
+        settings = requests.settings[requests.settings_id[completion.row]]
         if error is not None and settings.stop and completion.finish_reason is FinishReason.STOP:
             error = _naming_stop(error, settings.stop)
         cut = _first_cut(completion) if status is Status.TRUNCATED else None
         for row in rows:
             yield self._result(row, status, value, completion, error, cut)
 
-    def is_invalid(self, completion: Completion) -> bool:
-        """Whether the answer was finished and breaks its format."""
+    def judge(self, completion: Completion) -> Verdict:
+        """Parses and checks the answer by its row's format."""
+        if completion.finish_reason is FinishReason.ERROR:
+            return Verdict(Status.ERROR, None, completion.error)
         rows = self._planned.rows
         answers = rows.formats[rows.format_id[completion.row]]
-        if completion.finish_reason is FinishReason.ERROR:
-            return False
-        return self._judge(completion, answers)[0] is Status.ERROR
-
-    @staticmethod
-    def _judge(
-        completion: Completion, answers: AnswerFormat | None
-    ) -> tuple[Status, Any, RowError | None]:
-        if completion.finish_reason is FinishReason.ERROR:
-            return Status.ERROR, None, completion.error
         if answers is None:
-            return Status.OK, None, None
+            return Verdict(Status.OK, None, None)
         if completion.finish_reason in (FinishReason.LENGTH, FinishReason.REPETITION):
             value = None
             if completion.cut_at is not None:
                 with suppress(InvalidAnswer):
                     value = answers.parse(completion.text)
-            return Status.TRUNCATED, value, None
+            return Verdict(Status.TRUNCATED, value, None)
         try:
-            return Status.OK, answers.parse(completion.text), None
+            return Verdict(Status.OK, answers.parse(completion.text), None)
         except InvalidAnswer as invalid:
-            return Status.ERROR, None, invalid.row_error
+            return Verdict(Status.ERROR, None, invalid.row_error)
 
     def _result(
         self,
@@ -165,13 +164,18 @@ def drive(
         for completion in engine.step():
             start, stop = np.searchsorted(led_by, [completion.row, completion.row + 1])
             attempt = attempts[completion.job_id]
-            if retries is not None and attempt < retries.most and answers.is_invalid(completion):
+            verdict = answers.judge(completion)
+            is_invalid = (
+                verdict.status is Status.ERROR
+                and completion.finish_reason is not FinishReason.ERROR
+            )
+            if retries is not None and attempt < retries.most and is_invalid:
                 retries.num_rows += 0 if attempt else 1 + int(stop - start)
                 retries.num_tokens += completion.completion_tokens
                 again.setdefault(attempt + 1, []).append(completion.row)
                 continue
             rows = [completion.row, *followers[start:stop].tolist()]
-            for result in answers.finished(completion, rows):
+            for result in answers.finished(completion, verdict, rows):
                 emit(result)
         for attempt, failed in again.items():
             assert retries is not None

@@ -12,21 +12,14 @@ import numpy as np
 
 from batchradix.config import EngineSettings, RunConfig
 from batchradix.errors import OutputMismatchError
-from batchradix.pipeline.failed_rows import check_failed_rows
 from batchradix.pipeline.former import may_take_over, remedy
-from batchradix.pipeline.job import EngineFactory, RadixEngines
+from batchradix.pipeline.job import EngineFactory, check_parts
 from batchradix.pipeline.parts import Parts, fingerprint, open_parts
-from batchradix.pipeline.planned import (
-    Planned,
-    check_budget,
-    check_device,
-    plan_rows,
-    settle_engine,
-)
+from batchradix.pipeline.planned import Planned, plan_rows, settle_engine
+from batchradix.pipeline.table import finished_schema
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import planned_tokens
 from batchradix.scratch import Scratch
-from batchradix.sink.columns import result_schema
 from batchradix.sink.folder import check_output, other_job
 from batchradix.sink.formats import check_format
 
@@ -83,7 +76,7 @@ def check(
     config: RunConfig,
     *,
     progress: Progress | None = None,
-    engines: EngineFactory = RadixEngines,
+    engines: EngineFactory | None = None,
 ) -> Checked:
     """Opens and plans the whole job, compiles its grammar, and writes nothing.
 
@@ -94,11 +87,7 @@ def check(
     output = None if config.output.path is None else check_output(config.output.path)
     parts = open_parts(config, progress=progress)
     try:
-        make_engine = engines(parts.checkpoint, parts.schema)
-        check_device(config)
-        check_budget(parts)
-        if config.output.failed_rows is not None:
-            check_failed_rows(config.output.failed_rows, output, parts.source)
+        make_engine = check_parts(parts, engines)
         if output is not None:
             _check_table(parts, output)
         with tempfile.TemporaryDirectory(prefix="batchradix-") as folder:
@@ -118,15 +107,11 @@ def _check_table(parts: Parts, output: Path) -> None:
     options = parts.config.output
     check_format(
         output,
-        result_schema(
-            id_type=parts.source.id_type,
-            value_type=None if parts.values is None else parts.values.arrow_type,
-            choices=None
-            if parts.values is None or not parts.config.sampling.probabilities
-            else parts.values.choices,
-            keep=parts.source.keep_schema(options.keep) if options.keep else None,
-            unnest=options.unnest,
-            keep_truncated=options.keep_truncated,
+        finished_schema(
+            parts.source,
+            parts.values,
+            options,
+            probabilities=parts.config.sampling.probabilities,
             metadata={},
         ),
     )

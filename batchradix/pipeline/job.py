@@ -133,6 +133,22 @@ class RadixEngines:
         return RadixEngine(self._checkpoint, settings, detokenizer, grammars=self._grammars)
 
 
+def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
+    """Refuses what rows need not be read for; what then makes the engine.
+
+    Raises the `UsageError` of whatever is wrong.
+    """
+    config = parts.config
+    engines = engines or partial(RadixEngines, options=config.engine)
+    make_engine = engines(parts.checkpoint, parts.schema)
+    check_device(config)
+    check_budget(parts)
+    if config.output.failed_rows is not None:
+        check_failed_rows(config.output.failed_rows, config.output.path, parts.source)
+    check_scores(parts, make_engine.check_scores)
+    return make_engine
+
+
 def run(
     config: RunConfig,
     *,
@@ -148,20 +164,13 @@ def run(
     Raises the errors of `errors` (a `UsageError` before weights load).
     """
     progress = progress or Silent()
-    engines = engines or partial(RadixEngines, options=config.engine)
     with ExitStack() as stack:
         started_s = time.monotonic()
         path = config.output.path
         folder = None if path is None else stack.enter_context(acquire(path))
         parts = open_parts(config, progress=progress)
         stack.callback(parts.source.close)
-        make_engine = engines(parts.checkpoint, parts.schema)
-        check_device(config)
-        check_budget(parts)
-        failed_rows = config.output.failed_rows
-        if failed_rows is not None:
-            check_failed_rows(failed_rows, path, parts.source)
-        check_scores(parts, make_engine.check_scores)
+        make_engine = check_parts(parts, engines)
         identity = fingerprint(parts)
         former = None
         if folder is not None:
@@ -211,6 +220,7 @@ def run(
             progress.warn(text)
         _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
         result = table.finish() if summary.stopped_by is None else None
+        failed_rows = config.output.failed_rows
         if failed_rows is not None:
             summary.failed_rows = write_failed_rows(failed_rows, parts.source, table.failed)
             left_out = int(table.failed.sum()) - summary.failed_rows
@@ -236,7 +246,7 @@ def _answer(
     stop_requested: StopRequested,
 ) -> None:
     """Every row that is not committed yet gets its result; weights load only if one must run."""
-    answers = Answers(parts, planned)
+    answers = Answers(planned)
     for row in planned.rows.errors:
         if table.is_waiting[row]:
             table.append(answers.failed(row))

@@ -37,11 +37,33 @@ from batchradix.sink.shards import (
 from batchradix.types import I64, Result, Status
 
 
-def _mark_value(columns: pa.Schema, schema: ValueColumn | None) -> pa.Schema:
-    """The columns with the answer's field as its schema marks it (JSON text or not)."""
-    if schema is None or "value" not in columns.names:
+def finished_schema(
+    source: JobSource,
+    values: ValueColumn | None,
+    options: OutputOptions,
+    *,
+    probabilities: bool,
+    metadata: Mapping[str, str],
+) -> pa.Schema:
+    """The schema of the finished file, the answer's field as ``values`` marks it (JSON text or
+    not). Raises `OptionError` and `InputError` for columns that cannot stand together."""
+    columns = result_schema(
+        id_type=source.id_type,
+        value_type=None if values is None else values.arrow_type,
+        choices=_choices(values, probabilities),
+        keep=source.keep_schema(options.keep) if options.keep else None,
+        unnest=options.unnest,
+        keep_truncated=options.keep_truncated,
+        metadata=metadata,
+    )
+    if values is None or "value" not in columns.names:
         return columns
-    return columns.set(columns.get_field_index("value"), schema.arrow_field("value"))
+    return columns.set(columns.get_field_index("value"), values.arrow_field("value"))
+
+
+def _choices(values: ValueColumn | None, probabilities: bool) -> tuple[str, ...] | None:
+    """What a column of probabilities lists, None where there is none."""
+    return values.choices if values is not None and probabilities else None
 
 
 class Table:
@@ -76,19 +98,14 @@ class Table:
         """bool[n]: rows that have a result which is not ok."""
         self.warnings: tuple[str, ...] = ()
         value_type = None if schema is None else schema.arrow_type
-        choices = schema.choices if schema is not None and probabilities else None
+        choices = _choices(schema, probabilities)
         keep = source.keep_schema(options.keep) if options.keep else None
-        self._schema = _mark_value(
-            result_schema(
-                id_type=source.id_type,
-                value_type=value_type,
-                choices=choices,
-                keep=keep,
-                unnest=options.unnest,
-                keep_truncated=options.keep_truncated,
-                metadata={**metadata, "batchradix.table": self._digest(keep)},
-            ),
+        self._schema = finished_schema(
+            source,
             schema,
+            options,
+            probabilities=probabilities,
+            metadata={**metadata, "batchradix.table": self._digest(keep)},
         )
         encode = None if schema is None else schema.to_arrow
         inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)

@@ -64,6 +64,16 @@ def test_what_a_run_would_refuse_is_refused(
     assert sentence in error
 
 
+def test_choices_that_part_at_too_many_places_are_refused_as_a_run_would(
+    job: list[object], batchradix: Run
+) -> None:
+    schema = json.dumps({"enum": [f"{number:09b}" for number in range(512)]})
+    for command in ("check", "run"):
+        code, _, error = batchradix(command, *job, "--schema", schema, "--probabilities")
+        assert code == 2
+        assert "at most 256 are allowed" in error
+
+
 def test_an_output_of_another_job_is_refused(job: list[object], batchradix: Run) -> None:
     assert batchradix("run", *job, "--max-tokens", "3")[0] == 0
     code, _, error = batchradix("check", *job, "--max-tokens", "4")
