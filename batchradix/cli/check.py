@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, get_type_hints
+from typing import Any
 
 from batchradix.cli.run import run
 
@@ -17,9 +17,11 @@ def check(**options: Any) -> None:
     run(**options, dry_run=True)
 
 
-_parameters = inspect.signature(run, eval_str=True).parameters.values()
+_parameters = [
+    one
+    for one in inspect.signature(run, eval_str=True).parameters.values()
+    if one.name != "dry_run"
+]
 # What typer reads of a command.
-check.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [one for one in _parameters if one.name != "dry_run"]
-)
-check.__annotations__ = get_type_hints(run, include_extras=True)
+check.__signature__ = inspect.Signature(_parameters)  # type: ignore[attr-defined]
+check.__annotations__ = {one.name: one.annotation for one in _parameters}

@@ -147,9 +147,7 @@ class ScoredAnswer(Answer):
         for token_id, was_chosen in self._chosen()[self._num_opening :]:
             if self.output.finish_reason is not None:
                 return  # a stop string cut it short
-            self._usage.completion_tokens += 1
-            self._usage.forced_tokens += not was_chosen
-            self.output.push(token_id)
+            self._push(token_id, is_forced=not was_chosen)
 
     def _chosen(self) -> list[tuple[int, bool]]:
         """The tokens of the chosen answer, and whether there was a choice at each."""

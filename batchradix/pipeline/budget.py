@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import DEFAULT_MAX_TOKENS
 from batchradix.errors import OptionError, RowError, RowErrorCode, SchemaError
 from batchradix.pipeline.row_formats import row_place
 from batchradix.types import GrammarSpec, Row
+
+if TYPE_CHECKING:
+    from batchradix.engine.grammar.forced import ForcedText
 
 _SHOWN_CHARS = 60
 
@@ -66,6 +71,12 @@ class Budgets:
             f"context",
         )
 
+    @cached_property
+    def _forced(self) -> ForcedText:
+        from batchradix.engine.grammar.forced import ForcedText
+
+        return ForcedText(self._checkpoint.tokenizer, self._checkpoint.config.vocab_size)
+
     def _needs(self, grammar: GrammarSpec) -> str:
         num_tokens, text = self._shortest(grammar)
         text = text.replace("\n", " ")
@@ -76,13 +87,10 @@ class Budgets:
     def _shortest(self, grammar: GrammarSpec) -> tuple[int, str]:
         if grammar not in self._known:
             from batchradix.engine.grammar.closing import minimal_answer
-            from batchradix.engine.grammar.forced import ForcedText
 
-            model = self._checkpoint
-            spell = ForcedText(model.tokenizer, model.config.vocab_size).spell
             texts = [minimal_answer(grammar) or ""]
             if grammar.kind == "choices":
                 texts = json.loads(grammar.source)
-            costs = [(max(1, len(spell(text))), text) for text in texts]
+            costs = [(max(1, len(self._forced.spell(text))), text) for text in texts]
             self._known[grammar] = min(costs, key=lambda cost: cost[0])
         return self._known[grammar]
