@@ -1,0 +1,61 @@
+"""The library's C kernels: where they are, on which instruction set, with which threads.
+
+They are built at installation where a compiler is. Without them every operation has its form
+in torch. Each folder declares the functions of its own ``cpu.c`` beside the code that calls
+them; tensors go in as pointers, so what calls must keep them alive and contiguous as stated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+
+__all__ = ["Level", "level", "library", "limit_level"]
+
+_FILE = Path(__file__).parent.with_name("_native.so")
+
+
+class Level(IntEnum):
+    """Instruction sets, each including those before it (`native.h`)."""
+
+    PLAIN = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+    AMX = 4
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The C kernels, ready to be called; None where they were not built."""
+    try:
+        loaded = ctypes.CDLL(str(_FILE))
+    except OSError:
+        return None
+    assert torch.get_num_threads() >= 1  # torch's OpenMP runtime is in the process now
+    process = ctypes.CDLL(None)
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    if all(hasattr(process, name) for name in names):
+        loaded.bx_use_openmp(
+            *(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names)
+        )
+    return loaded
+
+
+def level() -> Level | None:
+    """The instruction set that the C kernels use; None without them."""
+    loaded = library()
+    return None if loaded is None else Level(loaded.bx_current_level())
+
+
+def limit_level(most: Level) -> Level | None:
+    """Lets the C kernels use no better instruction set than ``most``; returns what they use.
+
+    For tests and comparisons; holds for the whole process until it is called again.
+    """
+    loaded = library()
+    return None if loaded is None else Level(loaded.bx_limit_level(int(most)))

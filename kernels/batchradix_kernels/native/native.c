@@ -1,0 +1,100 @@
+#include "native.h"
+
+#include <stddef.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+static int has_amx(void)
+{
+#if defined(__linux__)
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return 0;
+    int tile = (d >> 24) & 1, int8 = (d >> 25) & 1, bf16 = (d >> 22) & 1;
+    if (!(tile && int8 && bf16))
+        return 0;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return 0;
+#endif
+}
+
+static int detect(void)
+{
+    __builtin_cpu_init();
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")))
+        return BX_PLAIN;
+    if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+          __builtin_cpu_supports("avx512vnni")))
+        return BX_AVX2;
+    if (!__builtin_cpu_supports("avx512bf16"))
+        return BX_AVX512;
+    return has_amx() ? BX_AMX : BX_AVX512_BF16;
+}
+#else
+static int detect(void) { return BX_PLAIN; }
+#endif
+
+static int level = -1;
+static int most = BX_AMX;
+
+int bx_level(void)
+{
+    if (level < 0)
+        level = detect();
+    return level < most ? level : most;
+}
+
+BX_EXPORT int bx_current_level(void) { return bx_level(); }
+
+/* Returns the level that is used from now on. */
+BX_EXPORT int bx_limit_level(int limit)
+{
+    most = limit;
+    return bx_level();
+}
+
+typedef void (*parallel_function)(void (*)(void *), void *, unsigned, unsigned);
+typedef int (*number_function)(void);
+
+static parallel_function openmp_parallel;
+static number_function openmp_thread, openmp_num_threads;
+
+/* The OpenMP runtime that torch has loaded: GOMP_parallel, omp_get_thread_num and
+ * omp_get_num_threads of it. */
+BX_EXPORT void bx_use_openmp(void *parallel, void *thread, void *num_threads)
+{
+    openmp_parallel = (parallel_function)parallel;
+    openmp_thread = (number_function)thread;
+    openmp_num_threads = (number_function)num_threads;
+}
+
+struct call {
+    bx_task task;
+    void *context;
+};
+
+static void enter(void *argument)
+{
+    struct call *call = argument;
+    call->task(call->context, openmp_thread(), openmp_num_threads());
+}
+
+void bx_parallel(bx_task task, void *context, int num_threads)
+{
+    if (num_threads <= 1 || openmp_parallel == NULL) {
+        task(context, 0, 1);
+        return;
+    }
+    struct call call = {task, context};
+    openmp_parallel(enter, &call, (unsigned)num_threads, 0);
+}
