@@ -2,7 +2,8 @@
 
 Drawn with rows to the right and token depth downwards, a node is a rectangle whose area is what
 its tokens would cost without sharing, and its height what they cost with it. Nodes with the most
-tokens at and below them are kept; between them, what is left out is summed up.
+tokens at and below them are kept, as far as they are wide enough to be seen; between them, what is
+left out is summed up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from batchradix.types import I64, Plan, PlanTree
 
 DEFAULT_NUM_KEPT = 800
 DEFAULT_NUM_BINS = 256
+_MOST_ACROSS = 2000  # nodes of fewer rows than one in so many cannot be told apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,9 @@ def outline_tree(
     num_bins: int = DEFAULT_NUM_BINS,
     scratch: Scratch | None = None,
 ) -> TreeOutline:
-    """The outline of a tree with its ``num_kept`` heaviest nodes, in preorder.
+    """The outline of a tree with its ``num_kept`` heaviest nodes at most, in preorder.
 
-    ``lengths``: int64[num_rows], tokens by table row. There are at most ``2 * num_kept + 1``
+    ``lengths``: int64[num_rows], tokens by table row. There are at most ``3 * num_kept + 1``
     pieces. Arrays of a value a row or node are made in ``scratch`` (None: in memory).
     """
     scratch = scratch or Scratch(least_bytes=None)
@@ -122,10 +124,12 @@ def _heaviest(tree: PlanTree, sums: _Sums, num_kept: int) -> I64:
     """The nodes with the most tokens at and below them, ascending; with a node the one above it."""
     found = np.zeros(0, dtype=np.int64)
     weights = np.zeros(0, dtype=np.int64)
+    least_rows = len(sums.planned) // _MOST_ACROSS
     for part in windows(len(tree)):
-        first, last = tree.first[part], tree.last[part]
-        here = sums.planned[last] - sums.planned[first] - tree.start[part] * (last - first)
-        found = np.concatenate([found, np.arange(part.start, part.stop)])
+        wide = part.start + np.flatnonzero(tree.last[part] - tree.first[part] >= least_rows)
+        first, last = tree.first[wide], tree.last[wide]
+        here = sums.planned[last] - sums.planned[first] - tree.start[wide] * (last - first)
+        found = np.concatenate([found, wide])
         weights = np.concatenate([weights, here])
         # A node weighs less than the one above it, which of equals comes first.
         order = np.argsort(-weights, kind="stable")[:num_kept]

@@ -62,7 +62,7 @@ def test_the_nodes_kept_are_the_heaviest_and_hang_together(
     outline = outline_tree(plan, tree, table.lengths, num_kept=num_kept)
     kept = [int(node) for node in outline.node if node >= 0]
     assert len(kept) == min(num_kept, len(tree))
-    assert len(outline.node) <= 2 * num_kept + 1
+    assert len(outline.node) <= 3 * num_kept + 1
     assert all(tree.parent[node] in (-1, *kept) for node in kept)
     weight = [
         sum(len(ordered[k]) - int(tree.start[m]) for k in range(tree.first[m], tree.last[m]))
@@ -84,6 +84,15 @@ def test_the_bins_say_what_no_row_before_shares(rows: list[list[int]], num_bins:
         part = slice(k * len(plan) // size, (k + 1) * len(plan) // size)
         assert outline.bin_planned_tokens[k] == sum(map(len, ordered[part]))
         assert outline.bin_distinct_tokens[k] == sum(fresh[part])
+
+
+def test_nodes_too_narrow_to_be_seen_are_summed_up() -> None:
+    rows = [[1, *divmod(i, 64)] for i in range(4096)]
+    plan, tree, table, _ = planned(rows)
+    outline = outline_tree(plan, tree, table.lengths)
+    # 64 nodes of 64 rows are wide enough, a row alone is not.
+    assert int((outline.node >= 0).sum()) == 1 + 64
+    assert outline.num_nodes.tolist() == [1, *[1, 64] * 64]
 
 
 def test_without_a_prefix_cache_nothing_is_shared() -> None:
