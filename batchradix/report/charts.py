@@ -154,7 +154,7 @@ def tree(plan: TracedPlan) -> TreeChart | None:
                 height=round(height - edge, 2),
                 style="node" if piece["is_node"] else "rest",
                 title=_describe(piece),
-                label=_printable(piece["label"])[: int(width / _CHARACTER)] if fits else "",
+                label=printable(piece["label"])[: int(width / _CHARACTER)] if fits else "",
             )
         )
         share = piece["distinct_tokens"] / piece["planned_tokens"]
@@ -187,11 +187,11 @@ def _describe(piece: Mapping[str, Any]) -> str:
     if not piece["is_node"]:
         return f"{piece['num_nodes']:,} nodes below, {where}: {counts}"
     end = piece["start"] + piece["distinct_tokens"]
-    text = _printable(piece["label"])
+    text = printable(piece["label"])
     return f"{text}…\ntokens {piece['start']:,} to {end - 1:,} of {rows:,} rows ({where}): {counts}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Text in one line, without characters that a page cannot show or that would turn it round."""
     return "".join(char if char.isprintable() else "↵" if char == "\n" else "·" for char in text)
 

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from batchradix._version import VERSION
-from batchradix.report.charts import WIDTH, hit_share, timeline, tree
+from batchradix.report.charts import WIDTH, hit_share, printable, timeline, tree
 from batchradix.report.figures import figures
 from batchradix.report.trace import TracedRun
 
@@ -27,7 +27,7 @@ def page(runs: Sequence[TracedRun], title: str) -> str:
     source = files("batchradix.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     numbers = figures(runs)
     return environment.from_string(source).render(
-        title=title,
+        title=printable(title),
         version=VERSION,
         width=WIDTH,
         tables=[_totals(numbers), _runs(numbers["runs"][-_MOST_RUNS:])],
