@@ -49,7 +49,9 @@ class Tracing:
 
     def begin(self, job: EngineJob) -> None:
         """Writes what is to be done; call it before the first step."""
-        lengths = job.tokens.lengths
+        lengths = self._scratch.zeros(len(job.tokens), np.int64)
+        for part in self._scratch.windows(len(lengths)):
+            lengths[part] = np.diff(job.tokens.offsets[part.start : part.stop + 1])
         outline = outline_tree(job.plan, job.tree, lengths, scratch=self._scratch)
         settings = self._settings
         facts = {
