@@ -46,13 +46,15 @@ def lines(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         for name, value in seconds.items()
         if name != "total" and total_s
     ]
-    runs = f", in {len(numbers['runs']):,} runs" if len(numbers["runs"]) > 1 else ""
+    num_runs = len(numbers["runs"])
+    runs = f" of {num_runs:,} runs" if num_runs > 1 else ""
+    plans = f", by the plans of {num_runs:,} runs together" if num_runs > 1 else ""
     planned = sum(run["predicted"]["planned_tokens"] for run in numbers["runs"])
     distinct = sum(run["predicted"]["distinct_tokens"] for run in numbers["runs"])
     return [
         ("steps", f"{numbers['steps']:,} in {total_s:,.1f} s" + runs),
         ("rows", f"{numbers['finished_rows']:,} finished ({_rate(numbers['rows_per_second'])}/s)"),
-        ("predicted", f"{distinct:,} of {planned:,} prompt tokens to compute"),
+        ("predicted", f"{distinct:,} of {planned:,} prompt tokens to compute{plans}"),
         (
             "achieved",
             f"{numbers['computed_tokens']:,} computed, {numbers['recomputed_tokens']:,} again, "
