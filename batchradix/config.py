@@ -237,6 +237,7 @@ class OutputOptions:
     ``failed_rows``: a file that takes the input rows that failed. ``abort_after_failures``:
     error rows after which the run is given up. ``keep_truncated``: truncated rows keep the
     value they were closed to, and a column ``cut`` says from where on it is not the model's.
+    ``trace``: each step of the engine is written to the output's work folder.
     """
 
     path: Path | None = None
@@ -249,6 +250,7 @@ class OutputOptions:
     failed_rows: Path | None = None
     allow_failures: float = 0.0
     abort_after_failures: int | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         for status in self.retry:
@@ -256,6 +258,11 @@ class OutputOptions:
                 status in ("error", "truncated"),
                 f"retry must be error, truncated or both, not {status!r}",
             )
+        _require(isinstance(self.trace, bool), f"trace must be True or False, not {self.trace!r}")
+        _require(
+            not self.trace or self.path is not None,
+            "trace lies beside the output; give an output file",
+        )
         _require(not (self.retry and self.restart), "retry and restart exclude each other")
         _require(not (self.reuse and self.restart), "reuse and restart exclude each other")
         limit = self.abort_after_failures

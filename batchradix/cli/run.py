@@ -186,6 +186,10 @@ def run(
     metrics: Annotated[
         Path | None, typer.Option(help="Write the end of the run as a Prometheus text file.")
     ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option("--trace", help="Write down every step, for `batchradix report`."),
+    ] = False,
     on_finish: Annotated[
         str | None,
         typer.Option(help="A shell command for the end; BATCHRADIX_EXIT_CODE tells it which."),
@@ -264,6 +268,7 @@ def run(
             retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
             failed_rows=None if errors is None else Path(fill_dates(str(errors), date)),
             abort_after_failures=abort_after_failures,
+            trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
     )

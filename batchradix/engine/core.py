@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -22,11 +21,12 @@ from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
-from batchradix.engine.scheduler import RefusedRow, Scheduler
+from batchradix.engine.scheduler import RefusedRow, Schedule, Scheduler
 from batchradix.engine.scored import ScoredAnswer
 from batchradix.engine.selection import Choice, Logits, Selector
 from batchradix.engine.speculation import Speculator
 from batchradix.engine.step import Step
+from batchradix.engine.stopwatch import Stopwatch
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.types import (
     Completion,
@@ -35,6 +35,8 @@ from batchradix.types import (
     FinishReason,
     GrammarSpec,
     RequestTable,
+    StepObserver,
+    StepStats,
     Usage,
 )
 
@@ -58,7 +60,8 @@ class _Job:
 
 
 class RadixEngine:
-    """Runs jobs over one model, KV pool and radix cache; implements `types.Engine`.
+    """Runs jobs over one model, KV pool and radix cache; implements `types.Engine` and
+    `types.Observable`.
 
     ``grammars`` may be handed in when schemas were compiled before. Raises `ModelError` when
     the weights cannot be loaded and `OutOfMemoryError` when they or the pool do not fit.
@@ -101,6 +104,7 @@ class RadixEngine:
         self._next_job_id = 0
         self._jobs: dict[int, _Job] = {}
         self._answers: dict[int, Answer] = {}  # by the row's seq
+        self._observer: StepObserver | None = None
         self._runner: Runner | None = runner or ModelRunner(checkpoint, settings)
 
     @property
@@ -122,6 +126,10 @@ class RadixEngine:
     def has_work(self) -> bool:
         """Whether a submitted row has no completion yet."""
         return self._runner is not None and self._scheduler.has_work
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Hands `StepStats` of every further step to ``observer``; None ends that."""
+        self._observer = observer
 
     def submit(self, job: EngineJob) -> int:
         """Queues a job behind those submitted before and returns its id.
@@ -155,28 +163,54 @@ class RadixEngine:
     def step(self) -> list[Completion]:
         """One forward pass at most; the rows it finished, and rows that cannot run at all."""
         assert self._runner is not None, "the engine is closed"
+        watch = Stopwatch()
         self._draft()
         decision = self._scheduler.schedule()
         completions = [self._refuse(row) for row in decision.refused]
         for row in decision.admitted:
             self._answers[row.seq] = self._start(row)
-        if decision.step is None:
-            return completions
-        started_s = time.perf_counter()
-        self._runner.launch(decision.step)
+        watch.lap("schedule_s")
+        if decision.step is not None:
+            self._runner.launch(decision.step)
+            watch.lap("forward_s")
+            completions += self._collect(self._runner, decision, decision.step.num_tokens, watch)
+        if self._observer is not None:
+            self._observer(self._stats(decision, watch, len(completions)))
+        return completions
+
+    def _collect(
+        self, logits: Logits, decision: Schedule, num_tokens: int, watch: Stopwatch
+    ) -> list[Completion]:
+        """Chooses a token wherever the launched step has one to choose; the rows that ended."""
         # Rows whose opening was the whole answer have nothing to sample.
         waits = [self._answers[row.seq].output.finish_reason is None for row in decision.rows]
+        completions = []
         for row, waiting in zip(decision.rows, waits, strict=True):
             if not waiting:
                 completions.append(self._finish(row))
         if any(waits):
             rows = [row for row, waiting in zip(decision.rows, waits, strict=True) if waiting]
             batch = self._selector.prepare(rows, self._choices(rows))
+            watch.lap("mask_s")
             sources = np.flatnonzero(waits).astype(np.int64)
-            sampled = self._selector.select(self._runner, sources, batch)
-            self._speculator.note_step(decision.step.num_tokens, time.perf_counter() - started_s)
+            sampled = self._selector.select(logits, sources, batch)
+            watch.lap("sample_s")
+            self._speculator.note_step(num_tokens, watch.without_s("schedule_s"))
             completions += self._take(rows, sampled)
+        watch.lap("collect_s")
         return completions
+
+    def _stats(self, decision: Schedule, watch: Stopwatch, num_finished: int) -> StepStats:
+        return StepStats(
+            started_s=watch.started_s,
+            **watch.seconds,
+            model_tokens=0 if decision.step is None else decision.step.num_tokens,
+            running_rows=decision.num_running,
+            waiting_rows=decision.num_waiting,
+            finished_rows=num_finished,
+            kv_tokens=decision.num_kv_tokens,
+            usage=replace(self._usage),
+        )
 
     def check(self) -> None:
         """AssertionError unless every KV slot has one owner and every lock a row; after a

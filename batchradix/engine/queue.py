@@ -199,6 +199,12 @@ class JobQueue:
                 return job, job.cursor
         return None
 
+    @property
+    def num_waiting(self) -> int:
+        """Rows that were never admitted or refused, and those that have to come back."""
+        jobs = self.jobs.values()
+        return sum(len(job) - job.cursor + len(job.preempted) for job in jobs)
+
     def row_done(self, job_id: int) -> None:
         """One row fewer; a job without unfinished rows is forgotten."""
         job = self.jobs[job_id]

@@ -75,7 +75,8 @@ class RunningRows:
     def make_free(self, num_slots: int) -> None:
         """Evicts idle nodes until so many slots are free, or none is idle."""
         if num_slots > self._pool.num_free:
-            self._cache.evict(num_slots - self._pool.num_free, self._queue.next_use)
+            missing = num_slots - self._pool.num_free
+            self._usage.evicted_tokens += self._cache.evict(missing, self._queue.next_use)
 
     def leave(self, row: RunningRow) -> RadixNode:
         """Takes a row out of the running ones and its slots away; its former leaf."""

@@ -42,13 +42,17 @@ class Schedule:
     ``step`` is None when nothing is to be computed. ``rows[i]`` is the row whose next token is
     sampled from logits ``i`` of the step; a row with a draft is named once for its next token
     and once more, right after, for the token behind each piece of its draft. ``admitted`` are
-    rows that run for the first time, ``refused`` those that never will.
+    rows that run for the first time, ``refused`` those that never will. While the step runs
+    ``num_running`` rows run, ``num_waiting`` wait and ``num_kv_tokens`` slots are taken.
     """
 
     step: Step | None
     rows: list[RunningRow]
     admitted: list[RunningRow] = field(default_factory=list)
     refused: list[RefusedRow] = field(default_factory=list)
+    num_running: int = 0
+    num_waiting: int = 0
+    num_kv_tokens: int = 0
 
 
 class Scheduler:
@@ -120,6 +124,9 @@ class Scheduler:
         if not work.is_empty:
             decision.step, decision.rows = self._build(work)
         self._usage.peak_kv_tokens = self.pool.peak_used
+        decision.num_running = len(self._rows.running)
+        decision.num_waiting = self._queue.num_waiting
+        decision.num_kv_tokens = self.pool.num_slots - self.pool.num_free
         return decision
 
     def append(self, row: RunningRow, token_ids: Sequence[int], num_drafted: int = 0) -> None:

@@ -39,6 +39,7 @@ from batchradix.pipeline.planned import (
 )
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
+from batchradix.pipeline.tracing import Tracing
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.prompts.view import PromptView
@@ -218,7 +219,8 @@ def run(
         )
         for text in table.warnings:
             progress.warn(text)
-        _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
+        trace = None if folder is None or not config.output.trace else folder.trace
+        _answer(parts, planned, table, make_engine, summary, progress, stop_requested, trace)
         result = table.finish() if summary.stopped_by is None else None
         failed_rows = config.output.failed_rows
         if failed_rows is not None:
@@ -244,8 +246,10 @@ def _answer(
     summary: Summary,
     progress: Progress,
     stop_requested: StopRequested,
+    trace: Path | None,
 ) -> None:
-    """Every row that is not committed yet gets its result; weights load only if one must run."""
+    """Every row that is not committed yet gets its result; weights load only if one must run.
+    ``trace``: the folder that takes a trace of it."""
     answers = Answers(planned)
     for row in planned.rows.errors:
         if table.is_waiting[row]:
@@ -269,6 +273,17 @@ def _answer(
     retries = open_retries(parts, planned)
     engine = make_engine(settings)
     summary.load_s = time.monotonic() - started_s
+    tracing = None
+    if trace is not None:
+        tracing = Tracing(
+            trace,
+            model=parts.checkpoint.name,
+            settings=settings,
+            token_bytes=parts.checkpoint.tokenizer.token_bytes,
+            scratch=planned.scratch,
+            warn=progress.warn,
+        )
+        tracing.attach(engine)
     started_s = time.monotonic()
     progress.start(len(planned.rows), table.num_done)
 
@@ -292,10 +307,13 @@ def _answer(
             table.append,
             prefix_cache=settings.prefix_cache,
             retries=retries,
+            before=(lambda job: None) if tracing is None else tracing.begin,
             after_step=after_step,
             stop_requested=stop_requested,
         )
     finally:
+        if tracing is not None:
+            tracing.close()
         progress.stop()
         summary.usage = replace(engine.usage)
         if retries is not None:

@@ -6,7 +6,8 @@
   file itself never blocks anyone. Its text (pid, host) is only what others are told;
 - ``run.json``: the job's fingerprint and, once finished, size and time of the output;
 - ``shards/``: the committed results, which are the resume state (see `sink.shards`);
-- ``tmp/``: what is being written; ``bad/``: damaged shards that were set aside.
+- ``tmp/``: what is being written; ``bad/``: damaged shards that were set aside;
+- ``trace/``: where it was asked for, the steps of the runs (see `report.trace`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from batchradix.sink.durable import write_durably
 from batchradix.sink.formats import output_format
 
 WORK_SUFFIX = ".batchradix"
+TRACE_FOLDER = "trace"
 _HOLDER_WAIT_S = 0.5  # a holder needs a moment between taking the lock and writing its name
 
 
@@ -60,6 +62,10 @@ class RunFolder:
     @property
     def bad(self) -> Path:
         return self.path / "bad"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / TRACE_FOLDER
 
     @property
     def run_file(self) -> Path:

@@ -40,12 +40,14 @@ OPTIONS = {
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--reuse", "--retry", "--errors",
         "--allow-failures", "--abort-after-failures", "--deadline",
-        "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--dry-run",
+        "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--trace",
+        "--dry-run",
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
     "history": {"--limit", "-n", "--json"},
+    "report": {"--output", "-o", "--json"},
 }  # fmt: skip
 OPTIONS["check"] = OPTIONS["run"] - {"--dry-run"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -14,7 +15,7 @@ from batchradix.config import EngineSettings
 from batchradix.engine.core import RadixEngine
 from batchradix.errors import RowErrorCode
 from batchradix.prompts.detokenise import IncrementalDetokenizer
-from batchradix.types import Completion, FinishReason, GrammarSpec, RowSettings
+from batchradix.types import Completion, FinishReason, GrammarSpec, RowSettings, StepStats
 
 
 def engine_settings(**changes: Any) -> EngineSettings:
@@ -245,3 +246,55 @@ def test_nan_behind_a_guess_fails_the_row_there_and_no_other(
         found.append({c.row: (c.token_ids, c.error) for c in drain(engine)})
     assert found[0] == found[1]
     assert any(error is not None for _, error in found[0].values())
+
+
+@pytest.mark.parametrize("kv_tokens", [300, 60])
+def test_an_observer_sees_every_step_and_its_sums_are_the_counters(
+    sim: ModuleType, make_engine: MakeEngine, kv_tokens: int
+) -> None:
+    engine, runner = make_engine(kv_tokens=kv_tokens)
+    seen: list[StepStats] = []
+    engine.observe(seen.append)
+    engine.submit(
+        sim.make_job([[65 + i // 4, *range(70, 80), i] for i in range(20)], [12] * 20, retain=True)
+    )
+    num_steps, completions = 0, []
+    while engine.has_work:
+        completions += engine.step()
+        num_steps += 1
+    assert len(seen) == num_steps
+    usage = engine.usage
+    assert seen[-1].usage == usage
+    assert seen[-1].usage is not usage, "a live counter is no picture of one step"
+    assert (usage.preemptions > 0, usage.evicted_tokens > 0) == (kv_tokens == 60, kv_tokens == 60)
+    assert sum(s.finished_rows for s in seen) == len(completions) == 20
+    assert [s.model_tokens for s in seen if s.model_tokens] == [
+        s.num_tokens for s in runner.fake.steps if s.num_tokens
+    ]
+    # Nothing is guessed or forced here: a token is the prompt's, goes again, or is decoded.
+    assert sum(s.model_tokens for s in seen) == (
+        usage.computed_tokens + usage.recomputed_tokens + usage.decode_steps
+    )
+    assert max(s.kv_tokens for s in seen) <= usage.peak_kv_tokens <= kv_tokens
+    assert seen[0].running_rows + seen[0].waiting_rows == 20
+    assert (seen[-1].running_rows, seen[-1].waiting_rows) == (seen[-1].finished_rows, 0)
+
+
+def test_the_parts_of_a_step_follow_each_other_and_fill_it(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, _ = make_engine()
+    seen: list[StepStats] = []
+    engine.submit(sim.make_job([[65, 66]], [3]))
+    engine.step()
+    engine.observe(seen.append)
+    before_s = time.perf_counter()
+    engine.step()
+    after_s = time.perf_counter()
+    engine.observe(None)
+    drain(engine)
+    [step] = seen
+    parts = (step.schedule_s, step.forward_s, step.mask_s, step.sample_s, step.collect_s)
+    assert all(seconds > 0 for seconds in parts)
+    assert before_s <= step.started_s
+    assert step.started_s + sum(parts) <= after_s
