@@ -166,6 +166,13 @@ def run(
         Path | None,
         typer.Option("--errors", help="Write the input rows that failed here, to run them again."),
     ] = None,
+    row_timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="Most time for one answer from its first token on, such as 30s; then the row "
+            "is an error row."
+        ),
+    ] = None,
     abort_after_failures: Annotated[
         int | None, typer.Option(help="Give up after so many error rows; exit code 3.")
     ] = None,
@@ -256,6 +263,7 @@ def run(
             num_threads=threads,
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
+            row_timeout_s=shared.parse_duration(row_timeout, "--row-timeout"),
             plan_memory_bytes=shared.parse_size(plan_memory, "--plan-memory"),
         ),
         output=OutputOptions(
