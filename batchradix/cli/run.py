@@ -16,7 +16,7 @@ import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.ending import Ending
-from batchradix.cli.job_file import fill_dates
+from batchradix.cli.job_file import fill_dates, today
 from batchradix.config import (
     DEFAULT_GRAMMAR_TIMEOUT_S,
     EngineOptions,
@@ -215,6 +215,7 @@ def run(
     """
     if restart and resume:
         raise OptionError("--restart and --resume exclude each other")
+    date = date or today()  # once: neither midnight nor a set clock parts the files of a run
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
@@ -274,7 +275,7 @@ def run(
             restart=restart,
             reuse=reuse,
             retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
-            failed_rows=None if errors is None else Path(fill_dates(str(errors), date)),
+            failed_rows=_dated(errors, date),
             abort_after_failures=abort_after_failures,
             trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
@@ -282,7 +283,8 @@ def run(
     )
     if log_format not in ("text", "json"):
         raise OptionError(f"--log-format must be text or json, not {log_format!r}")
-    progress = choose_progress(quiet=quiet, as_json=log_format == "json")
+    as_json = log_format == "json"
+    progress = choose_progress(quiet=quiet, as_json=as_json)
     deadline_s = shared.parse_duration(deadline, "--deadline")
     if dry_run:
         raise typer.Exit(_check(config, progress, json_summary))
@@ -295,16 +297,17 @@ def run(
 
     ending = Ending(
         config=config,
-        warn=progress.warn,
-        metrics=metrics,
+        # --quiet is about what goes well: what nobody is told here nobody would know.
+        warn=choose_progress(quiet=False, as_json=as_json).warn if quiet else progress.warn,
+        metrics=_dated(metrics, date),
         command=on_finish,
         history=history_file(),
     )
     raise typer.Exit(_run(config, progress, ending, deadline_s, model is None, json_summary))
 
 
-def _dated(output: Path | None, date: str | None) -> Path | None:
-    return None if output is None else Path(fill_dates(str(output), date))
+def _dated(path: Path | None, date: str) -> Path | None:
+    return None if path is None else Path(fill_dates(str(path), date))
 
 
 def _default_output(input: str) -> Path:

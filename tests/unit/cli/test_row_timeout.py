@@ -29,6 +29,7 @@ def job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A job file whose steps take a tenth of a second at least."""
+
     def slowly(runner: ModelRunner, step: Any) -> None:
         time.sleep(0.1)
         LAUNCH(runner, step)
