@@ -216,6 +216,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            cached_tokens=planned.cached,
             scratch=scratch,
             probabilities=config.sampling.probabilities,
         )
