@@ -136,7 +136,7 @@ def test_a_clock_that_jumps_changes_stamps_and_nothing_else(
     with acquire(tmp_path / "out.arrow"):
         assert batchradix(*job)[0] == 4
     assert batchradix(*job, "--deadline", "0")[0] == 143
-    code, output, error = batchradix(*job, "--json")
+    code, output, _ = batchradix(*job, "--json")
     assert code == 0
     assert all(0 <= part < 60 for part in json.loads(output)["seconds"].values())
     assert batchradix(*job, "--json")[0] == 0
