@@ -211,7 +211,7 @@ def run(
     --template, or --instruction with --column. Columns named as the sampling options
     (max_tokens, temperature, seed, stop, ...) override them for their row. Exit codes: 0 all
     ok, 1 finished with failed rows, 2 refused before the model loads, 3 failed, 4 the output
-    is held by another run, 130 or 143 stopped by a signal.
+    is held by another run, 130, 143 or 129 stopped by a signal.
     """
     if restart and resume:
         raise OptionError("--restart and --resume exclude each other")
@@ -320,11 +320,11 @@ def _default_output(input: str) -> Path:
 
 @contextmanager
 def _stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]]:
-    """SIGINT and SIGTERM end the run after the step; a second one ends it at once.
+    """SIGINT, SIGTERM and SIGHUP end the run after the step; a second one ends it at once.
 
     The first one ends it at once too while rows are still being read and weights loaded: until
-    what it yields has been asked, no answer could be lost. Ends with code 130 or 143. After
-    ``deadline_s`` seconds it is as if SIGTERM had come.
+    what it yields has been asked, no answer could be lost. Ends with code 130, 143 or 129. After
+    ``deadline_s`` seconds it is as if SIGTERM had come. What nohup ignores stays ignored.
     """
     received: list[int] = []
     is_asked = False
@@ -343,7 +343,10 @@ def _stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]
             return signal.SIGTERM
         return received[0] if received else None
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop_requested
     except KeyboardInterrupt:
