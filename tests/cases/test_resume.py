@@ -16,6 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 ENDINGS = ["jsonl", "arrow", "parquet"]
@@ -308,12 +311,11 @@ def test_a_finished_output_that_was_copied_or_touched_costs_no_answer(
 def test_rows_are_known_whatever_kind_of_file_they_come_in(
     folder: Path, cli: Any, markov: Path, files: ModuleType
 ) -> None:
-    import polars as pl
-
     rows = [{"id": f"r{i}", "prompt": f"{i} c"} for i in range(5)]
     files.write_jsonl("jobs.jsonl", rows)
-    pl.DataFrame(rows).write_parquet("jobs.parquet")
-    pl.DataFrame(rows).write_csv("jobs.csv")
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, "jobs.parquet")
+    pyarrow.csv.write_csv(table, "jobs.csv")
     steps = [
         cli("run", name, "--model", markov, "--max-tokens", 3, "--json", "-o", "o.arrow").summary[
             "forward_steps"
