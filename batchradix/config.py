@@ -32,6 +32,13 @@ def _require(condition: bool, sentence: str) -> None:
         raise OptionError(sentence)
 
 
+def _require_seconds(name: str, value: object) -> None:
+    _require(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e6,
+        f"{name} must be a number of seconds above 0 (at most 1e6), not {value!r}",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """Sampling for every row that does not say otherwise in a column of the same name.
@@ -155,10 +162,11 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer, except for two things:
+    """How the engine runs; never changes a greedy float32 answer, except for three things:
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
-    circles goes on to ``max_tokens``.
+    circles goes on to ``max_tokens``; with ``row_timeout_s`` a row whose answer takes longer than
+    that, counted from its first token on, becomes an error row.
 
     ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
     at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
@@ -180,6 +188,7 @@ class EngineOptions:
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None
     plan_memory_bytes: int | None = None
+    row_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -215,13 +224,9 @@ class EngineOptions:
                 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
                 f"{name} must be an integer of at least 1, not {value!r}",
             )
-        seconds = self.grammar_timeout_s
-        _require(
-            isinstance(seconds, (int, float))
-            and not isinstance(seconds, bool)
-            and 0 < seconds <= 1e6,
-            f"grammar_timeout must be a number of seconds above 0 (at most 1e6), not {seconds!r}",
-        )
+        _require_seconds("grammar_timeout", self.grammar_timeout_s)
+        if self.row_timeout_s is not None:
+            _require_seconds("row_timeout", self.row_timeout_s)
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "kv_tokens and kv_memory exclude each other; give one of them",
@@ -350,6 +355,7 @@ class EngineSettings:
     forced_text: bool = True
     repetition_guard: bool = True
     speculate: Speculate = "off"
+    row_timeout_s: float | None = None
 
 
 def resolve_engine(
@@ -408,5 +414,6 @@ def resolve_engine(
         forced_text=options.forced_text,
         repetition_guard=options.repetition_guard,
         speculate=options.speculate,
+        row_timeout_s=options.row_timeout_s,
         num_threads=options.num_threads or machine.num_threads,
     )

@@ -122,6 +122,7 @@ _OPTIONS = (SamplingOptions, EngineOptions, PromptOptions, OutputOptions)
 _FLAGS = {field.name: field.name.replace("_", "-") for kind in _OPTIONS for field in fields(kind)}
 _FLAGS |= {
     "forced_text": "no-forced-text",
+    "grammar_timeout": "grammar-timeout",
     "id_column": "id-column",
     "kv_memory": "kv-memory",
     "limit": "limit",
@@ -131,6 +132,7 @@ _FLAGS |= {
     "path": "output",
     "prefix_cache": "no-prefix-cache",
     "repetition_guard": "no-repetition-guard",
+    "row_timeout": "row-timeout",
     "tool_choice": "tool-choice",
     "tool_format": "tool-format",
 }

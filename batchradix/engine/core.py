@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
@@ -63,7 +64,8 @@ class RadixEngine:
     """Runs jobs over one model, KV pool and radix cache; implements `types.Engine` and
     `types.Observable`.
 
-    ``grammars`` may be handed in when schemas were compiled before. Raises `ModelError` when
+    ``grammars`` may be handed in when schemas were compiled before; ``clock`` (seconds) decides
+    which rows took longer than ``settings.row_timeout_s``. Raises `ModelError` when
     the weights cannot be loaded and `OutOfMemoryError` when they or the pool do not fit.
     """
 
@@ -75,6 +77,7 @@ class RadixEngine:
         *,
         grammars: GrammarCompiler | None = None,
         runner: Runner | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = checkpoint.config
         tokenizer = checkpoint.tokenizer
@@ -101,6 +104,8 @@ class RadixEngine:
             prefix_cache=settings.prefix_cache,
             usage=self._usage,
         )
+        self._row_timeout_s = settings.row_timeout_s
+        self._clock = clock
         self._next_job_id = 0
         self._jobs: dict[int, _Job] = {}
         self._answers: dict[int, Answer] = {}  # by the row's seq
@@ -163,7 +168,7 @@ class RadixEngine:
     def step(self) -> list[Completion]:
         """One forward pass at most; the rows it finished, and rows that cannot run at all."""
         assert self._runner is not None, "the engine is closed"
-        watch = Stopwatch()
+        watch, began_s = Stopwatch(), self._clock()
         self._draft()
         decision = self._scheduler.schedule()
         completions = [self._refuse(row) for row in decision.refused]
@@ -171,9 +176,12 @@ class RadixEngine:
             self._answers[row.seq] = self._start(row)
         watch.lap("schedule_s")
         if decision.step is not None:
+            begun = [row for row in self._scheduler.running if row.is_answering]
             self._runner.launch(decision.step)
             watch.lap("forward_s")
             completions += self._collect(self._runner, decision, decision.step.num_tokens, watch)
+            if self._row_timeout_s is not None:
+                completions += self._time_out(begun, self._clock() - began_s, self._row_timeout_s)
         if self._observer is not None:
             self._observer(self._stats(decision, watch, len(completions)))
         return completions
@@ -227,6 +235,22 @@ class RadixEngine:
             self._runner = None
         self._answers.clear()
         self._jobs.clear()
+
+    def _time_out(
+        self, begun: Sequence[RunningRow], took_s: float, most_s: float
+    ) -> list[Completion]:
+        """Charges a step to the rows whose answers had begun before it, and ends those that
+        have had more than their time. Preempted rows wait, which costs them nothing."""
+        late = []
+        for row in begun:
+            answer = self._answers.get(row.seq)
+            if answer is None:  # it ended with this step
+                continue
+            answer.ran_s += took_s
+            if answer.ran_s > most_s:
+                answer.output.fail(_too_slow(answer.num_generated, most_s))
+                late.append(self._finish(row))
+        return late
 
     def _start(self, row: RunningRow) -> Answer:
         job = self._jobs[row.job_id]
@@ -373,6 +397,14 @@ def _no_choices() -> RowError:
     return RowError(
         RowErrorCode.ENGINE_FAILED,
         "probabilities and choosing by them need an answer out of a few; give such a schema",
+    )
+
+
+def _too_slow(num_tokens: int, most_s: float) -> RowError:
+    return RowError(
+        RowErrorCode.ROW_TIMEOUT,
+        f"the answer had {num_tokens:,} tokens and no end after {most_s:g} s; raise "
+        f"--row-timeout, or lower --max-tokens or --batch-size, and run again with --retry error",
     )
 
 

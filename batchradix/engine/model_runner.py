@@ -6,8 +6,7 @@ all in the `Step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -16,10 +15,11 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.registry import make_backend
+from batchradix.engine.memory import enough_memory
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.step import Step
-from batchradix.errors import OptionError, OutOfMemoryError
+from batchradix.errors import OptionError
 from batchradix.types import I64
 
 _DTYPES = {
@@ -27,6 +27,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_LOWER = "lower prefill_tokens, batch_size or kv_tokens"
 
 
 class ModelRunner:
@@ -56,18 +57,14 @@ class ModelRunner:
                 device=self._device,
             ),
         )
-        with torch.inference_mode():
-            try:
-                self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
-                self._pool = self._attention.allocate(settings.kv_tokens)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                raise OutOfMemoryError(
-                    f"memory ran out while loading {checkpoint.name} in {settings.dtype} with "
-                    f"room for {settings.kv_tokens} tokens of keys and values; lower kv_tokens "
-                    f"or use a smaller model"
-                ) from error
+        loading = (
+            f"while loading {checkpoint.name} in {settings.dtype} with room for "
+            f"{settings.kv_tokens} tokens of keys and values"
+        )
+        smaller = "lower kv_tokens or use a smaller model"
+        with enough_memory(loading, smaller), torch.inference_mode():
+            self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
+            self._pool = self._attention.allocate(settings.kv_tokens)
 
     @property
     def num_holds(self) -> int:
@@ -80,7 +77,8 @@ class ModelRunner:
         Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit.
         """
         assert self._model is not None, "the runner is closed"
-        with _enough_memory(f"a step of {step.num_tokens} tokens"), torch.inference_mode():
+        what = f"in a step of {step.num_tokens} tokens"
+        with enough_memory(what, _LOWER), torch.inference_mode():
             self._hidden = self._run(self._model, step)
 
     def collect(self, rows: I64 | None = None) -> torch.Tensor:
@@ -89,7 +87,7 @@ class ModelRunner:
         ``rows``: int64, places among the step's logit sources; None for all of them.
         """
         model, hidden = self._launched(rows)
-        with _enough_memory(f"the logits of {len(hidden)} rows"), torch.inference_mode():
+        with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             if len(hidden) == 0:
                 return torch.empty((0, self._vocab_size), device=self._device)
             return model.logits(hidden)
@@ -97,7 +95,7 @@ class ModelRunner:
     def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
         """The logits of ``token_ids`` (int64[n]) alone: float32[len(rows), n] on the device."""
         model, hidden = self._launched(rows)
-        with torch.inference_mode():
+        with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             return model.logits_of(hidden, token_ids.tolist())
 
     def _launched(self, rows: I64 | None) -> tuple[CausalLM, torch.Tensor]:
@@ -166,20 +164,3 @@ def _open_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise OptionError(f"the device {name!r} cannot be used here ({reason}); use cpu") from error
     return device
-
-
-@contextmanager
-def _enough_memory(what: str) -> Iterator[None]:
-    """Raises `OutOfMemoryError` where torch says so in its own ways."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"memory ran out in {what}; lower prefill_tokens, batch_size or kv_tokens"
-        ) from error
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -28,12 +28,19 @@ from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.former import find_former, remedy
-from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
+from batchradix.pipeline.parts import (
+    Parts,
+    file_metadata,
+    fingerprint,
+    names_in_words,
+    open_parts,
+)
 from batchradix.pipeline.planned import (
     Planned,
     check_budget,
     check_device,
     check_scores,
+    memory_shortage,
     plan_rows,
     settle_engine,
 )
@@ -43,7 +50,7 @@ from batchradix.pipeline.tracing import Tracing
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.prompts.view import PromptView
-from batchradix.report.machine import peak_rss_bytes
+from batchradix.report.machine import num_oom_kills, peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
@@ -169,12 +176,17 @@ def run(
         started_s = time.monotonic()
         path = config.output.path
         folder = None if path is None else stack.enter_context(acquire(path))
+        warnings = [*warnings]
+        if folder is not None and folder.killed is not None:
+            warnings.append(killed_sentence(folder.killed, num_oom_kills()))
+            progress.warn(warnings[-1])
         parts = open_parts(config, progress=progress)
         stack.callback(parts.source.close)
         make_engine = check_parts(parts, engines)
         identity = fingerprint(parts)
         former = None
         if folder is not None:
+            folder.names = names_in_words(parts)
             former = find_former(folder, identity, config.output)
             if former is None:
                 check_fingerprint(
@@ -204,6 +216,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            cached_tokens=planned.cached,
             scratch=scratch,
             probabilities=config.sampling.probabilities,
         )
@@ -270,6 +283,10 @@ def _answer(
         f"loading {parts.checkpoint.name} in {settings.dtype} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
+    shortage = memory_shortage(parts, settings)
+    if shortage is not None:
+        summary.warnings.append(shortage)
+        progress.warn(shortage)
     retries = open_retries(parts, planned)
     engine = make_engine(settings)
     summary.load_s = time.monotonic() - started_s
@@ -324,6 +341,20 @@ def _answer(
             table.commit()
         finally:
             engine.close()
+
+
+def killed_sentence(who: str, num_oom_kills: int) -> str:
+    """What is known of a run before this one that did not come to its end."""
+    because = "it was killed, or its machine stopped"
+    if num_oom_kills:
+        because = (
+            f"it was killed, most likely because memory ran out (the kernel has ended "
+            f"{num_oom_kills:,} processes of this control group for that)"
+        )
+    return (
+        f"the run before this one ({who}) did not come to its end: {because}; what it committed is "
+        f"kept. Should memory be short, lower --batch-size or --kv-tokens"
+    )
 
 
 def _bear(table: Table, most: int | None) -> None:

@@ -39,7 +39,7 @@ OPTIONS = {
         "--probabilities", "--choose", "--speculate",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--reuse", "--retry", "--errors",
-        "--allow-failures", "--abort-after-failures", "--deadline",
+        "--allow-failures", "--abort-after-failures", "--deadline", "--row-timeout",
         "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--trace",
         "--dry-run",
     },
