@@ -241,7 +241,8 @@ class _Watching(_Environment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if __obj is not __self.globals["namespace"]:
-            __self.refuse(args, kwargs)
+            given = {name: kwargs[name] for name in kwargs if name not in _SCOPES}
+            __self.refuse(args, given)
         result = super().call(__context, __obj, *args, **kwargs)
         if type(result) is str:
             __self.refuse(result)
@@ -275,6 +276,7 @@ _Kind = TypeVar("_Kind", bound=_Environment)
 _HARMLESS_FILTERS = {"count", "d", "default", "first", "last", "length", "list", "string", "trim"}
 _HARMLESS_TESTS = {"boolean", "defined", "mapping", "none", "number", "string", "undefined"}
 _PLAIN_KEYS = ("role", "type")
+_SCOPES = ("_loop_vars", "_block_vars")  # jinja2 hands a template's variables along with a call
 
 
 def _watching(marks: str) -> _Watching:

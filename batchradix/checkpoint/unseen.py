@@ -48,9 +48,11 @@ class Unseen(str):
         return Unseen(self.marks, begins, str(other) + str(self))
 
     def startswith(self, prefix: Any, *place: Any) -> bool:
-        if place or not isinstance(prefix, str) or len(prefix) > len(self.begins):
+        if place or not isinstance(prefix, str):
             _ask()
-        return self.begins.startswith(prefix)
+        if not prefix.startswith(self.begins[: len(prefix)]):
+            return False
+        return True if len(prefix) <= len(self.begins) else _ask()
 
     def strip(self, chars: str | None = None, /) -> Unseen:
         return self._trimmed(3, chars)

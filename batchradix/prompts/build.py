@@ -214,7 +214,7 @@ class PromptBuilder:
             order = [i for i, part in enumerate(parts) if not isinstance(part, str)]
             return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
         chat, first = self._chat, template.parts[0]
-        begins = first if isinstance(first, str) else ""
+        begins = "" if isinstance(first, Place) else first if isinstance(first, str) else first.text
         own = partial(self._conversation, chat)
         form = chat.form(own, begins, self._tokenizer)
         if form is None:
