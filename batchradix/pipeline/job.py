@@ -55,7 +55,7 @@ from batchradix.types import (
     Row,
 )
 
-_ROWS_BETWEEN = 512  # at least, between two times at which the columns' pages are let go
+_ROWS_BETWEEN = 256  # at least, between two times at which the columns' pages are let go
 
 
 class EngineMaker(Protocol):
