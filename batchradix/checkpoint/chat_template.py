@@ -259,7 +259,7 @@ class _Watching(_Environment):
         if is_unseen(values, self.marks):
             raise AskedError("it does more with a text than to place it")
 
-    def watched(self, bare: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, bare: Any) -> Callable[..., Any]:
         """A filter or a test that is given no unseen text."""
         num_contexts = int(hasattr(bare, "jinja_pass_arg"))
 

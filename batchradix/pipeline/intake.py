@@ -232,7 +232,9 @@ class _Reader:
         fits[list(errors)] = False
         waiting = range(len(rows))
         if fits.any():  # one stands for all of them
-            kind_of[fits] = self._kind_of(rows[int(fits.argmax())], 1, kinds)
+            number = self._kind_of(rows[int(fits.argmax())], 1, kinds)
+            assert isinstance(number, int)
+            kind_of[fits] = number
             waiting = np.flatnonzero(~fits).tolist()
         for i in waiting:
             if i not in errors:
@@ -297,7 +299,7 @@ class _Reader:
         """
         options = [kind.options for kind in kinds]
         most = np.array([each.max_tokens or DEFAULT_MAX_TOKENS for each in options])
-        max_tokens = np.minimum(most[kind_of], self._context_length - tokens.lengths)
+        max_tokens: I64 = np.minimum(most[kind_of], self._context_length - tokens.lengths)
         max_tokens[kind_of == 0] = 1
         identities = [self._formats.identity(kind.format_id) for kind in kinds]
         made: dict[tuple[int, int], bytes] = {}
