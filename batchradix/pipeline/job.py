@@ -62,7 +62,7 @@ from batchradix.types import (
     Row,
 )
 
-_STEPS_BETWEEN = 64  # between two times at which the columns' pages are let go
+_ROWS_BETWEEN = 256  # at least, between two times at which the columns' pages are let go
 
 
 class EngineMaker(Protocol):
@@ -304,12 +304,12 @@ def _answer(
     started_s = time.monotonic()
     progress.start(len(planned.rows), table.num_done)
 
-    num_steps = 0
+    num_seen = table.num_done
 
     def after_step() -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps % _STEPS_BETWEEN == 0:
+        nonlocal num_seen
+        if table.num_done >= num_seen + _ROWS_BETWEEN:
+            num_seen = table.num_done
             planned.scratch.let_go()
         _bear(table, parts.config.output.abort_after_failures)
         table.commit_if_due()
