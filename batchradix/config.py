@@ -20,6 +20,7 @@ DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
+DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -162,7 +163,9 @@ class EngineOptions:
 
     ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
     at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
-    about what sorting the prompts takes; more of them are sorted in parts.
+    about what sorting the prompts takes; more of them are sorted in parts. ``kv_store``: a folder
+    that keeps keys and values of widely shared prefixes for later runs, ``kv_store_bytes`` (None:
+    1 GiB) the most it may take.
     """
 
     dtype: DType = "auto"
@@ -180,6 +183,8 @@ class EngineOptions:
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None
     plan_memory_bytes: int | None = None
+    kv_store: Path | str | None = None
+    kv_store_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -208,7 +213,7 @@ class EngineOptions:
             f"not {self.speculate!r}",
         )
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
-        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes"):
+        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes", "kv_store_bytes"):
             value = getattr(self, name)
             _require(
                 value is None
@@ -225,6 +230,18 @@ class EngineOptions:
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "kv_tokens and kv_memory exclude each other; give one of them",
+        )
+        _require(
+            self.kv_store is None or isinstance(self.kv_store, (Path, str)),
+            f"kv_store must be a folder, not {self.kv_store!r}",
+        )
+        _require(
+            self.kv_store_bytes is None or self.kv_store is not None,
+            "kv_store_size is the most that a kv_store may take; name its folder with kv_store",
+        )
+        _require(
+            self.kv_store is None or self.prefix_cache,
+            "kv_store and no_prefix_cache exclude each other; give one of them",
         )
 
 
@@ -350,6 +367,8 @@ class EngineSettings:
     forced_text: bool = True
     repetition_guard: bool = True
     speculate: Speculate = "off"
+    kv_store: Path | None = None
+    kv_store_bytes: int = DEFAULT_KV_STORE_BYTES
 
 
 def resolve_engine(
@@ -409,4 +428,6 @@ def resolve_engine(
         repetition_guard=options.repetition_guard,
         speculate=options.speculate,
         num_threads=options.num_threads or machine.num_threads,
+        kv_store=None if options.kv_store is None else Path(options.kv_store),
+        kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
     )

@@ -109,6 +109,15 @@ def run(
         int | None, typer.Option(help="Tokens whose keys and values are kept at once.")
     ] = None,
     kv_memory: Annotated[str | None, typer.Option(help="The same as memory, such as 4GiB.")] = None,
+    kv_store: Annotated[
+        Path | None,
+        typer.Option(
+            "--kv-store", help="A folder that keeps shared beginnings of prompts for later runs."
+        ),
+    ] = None,
+    kv_store_size: Annotated[
+        str | None, typer.Option(help="The most that it may take on disk; 1GiB.")
+    ] = None,
     plan_memory: Annotated[
         str | None, typer.Option(help="Memory that sorting the prompts may take; 256MiB.")
     ] = None,
@@ -256,6 +265,8 @@ def run(
             num_threads=threads,
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
+            kv_store=kv_store,
+            kv_store_bytes=shared.parse_size(kv_store_size, "--kv-store-size"),
             plan_memory_bytes=shared.parse_size(plan_memory, "--plan-memory"),
         ),
         output=OutputOptions(

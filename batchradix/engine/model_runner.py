@@ -16,9 +16,10 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.registry import make_backend
+from batchradix.engine.cache.store import KVStore
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
-from batchradix.engine.step import Step
+from batchradix.engine.step import KVBlock, KVLoad, KVSave, Step
 from batchradix.errors import OptionError, OutOfMemoryError
 from batchradix.types import I64
 
@@ -32,11 +33,16 @@ _DTYPES = {
 class ModelRunner:
     """Loads the weights and allocates a pool of ``settings.kv_tokens`` slots.
 
+    ``store`` takes what steps save.
+
     Raises `ModelError` when the weights cannot be loaded, `OutOfMemoryError` when they or the
     pool do not fit, and `OptionError` when there is no such device or attention backend.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, settings: EngineSettings, store: KVStore | None = None
+    ) -> None:
+        self._store = store
         config = checkpoint.config
         torch.set_num_threads(settings.num_threads)
         self._device = _open_device(settings.device)
@@ -44,6 +50,8 @@ class ModelRunner:
         self._holds: dict[int, torch.Tensor] = {}
         self._hidden: torch.Tensor | None = None  # [R, D] of the launched step
         dtype = _DTYPES[settings.dtype]
+        self._block_shape = (config.num_layers, config.num_kv_heads, -1, config.head_dim)
+        self._dtype = dtype
         self._attention = make_backend(
             settings.attention,
             AttentionShape(
@@ -123,6 +131,8 @@ class ModelRunner:
 
     def _run(self, model: CausalLM, step: Step) -> torch.Tensor:
         self._attention.move(self._pool, step.moves)
+        for load in step.loads:
+            self._load(load)
         hidden: torch.Tensor | None = None
         if step.num_tokens > 0:
             hidden = model.forward(
@@ -136,10 +146,37 @@ class ModelRunner:
             )
             for query, hold in zip(step.hold_queries.tolist(), step.hold_ids.tolist(), strict=True):
                 self._holds[hold] = hidden[query].clone()
+        for save in step.saves:
+            self._save(save)
         wanted = self._sources(hidden, step.logit_sources)
         for hold in step.free_holds.tolist():
             del self._holds[hold]
         return wanted
+
+    def _load(self, load: KVLoad) -> None:
+        k, v = (
+            torch.frombuffer(side, dtype=self._dtype).view(self._block_shape)
+            for side in (load.block.k, load.block.v)
+        )
+        first = load.first
+        for slot_start, num_slots in load.extents.tolist():
+            taken = slice(first, first + num_slots)
+            self._attention.load(
+                self._pool,
+                slot_start,
+                k[:, :, taken].to(self._device),
+                v[:, :, taken].to(self._device),
+            )
+            first += num_slots
+
+    def _save(self, save: KVSave) -> None:
+        if self._store is None:
+            return
+        k, v = (
+            side.contiguous().cpu().view(torch.uint8).numpy().data.cast("B")
+            for side in self._attention.export(self._pool, save.slots)
+        )
+        self._store.write(save.key, KVBlock(start=save.start, k=k, v=v))
 
     def _sources(self, hidden: torch.Tensor | None, sources: I64) -> torch.Tensor:
         """The hidden states [R, hidden] that the step wants logits of, copied."""

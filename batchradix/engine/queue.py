@@ -92,6 +92,12 @@ class PlannedJob:
         tree = self.job.tree
         return int(tree.first[plan_node]), int(tree.last[plan_node])
 
+    def share_below(self, plan_node: int) -> float:
+        """Of all rows those below a node of `path`; 0 where there is one only, which shares
+        nothing."""
+        first, last = self.rows_below(plan_node)
+        return (last - first) / len(self) if last - first > 1 else 0.0
+
     def more_end_at_leaf_of(self, position: int) -> bool:
         """Whether rows not yet admitted end where the row at ``position`` ends."""
         if not self.shared:

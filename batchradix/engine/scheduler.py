@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from batchradix.engine.cache.pool import Extent, ExtentPool, compact
 from batchradix.engine.cache.radix import RadixCache, RadixNode
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.queue import JobQueue, PlannedJob
 from batchradix.engine.row import RunningRow
 from batchradix.engine.running import RunningRows
@@ -66,10 +67,12 @@ class Scheduler:
         prefill_tokens: int,
         prefix_cache: bool,
         usage: Usage,
+        tiers: Tiers | None = None,
         max_node_extents: int = MAX_NODE_EXTENTS,
     ) -> None:
         self.pool = ExtentPool(num_slots)
         self.cache = RadixCache(self.pool)
+        self._tiers = tiers or Tiers(None)
         self._queue = JobQueue()
         self._batch_size = batch_size
         self._prefill_tokens = prefill_tokens
@@ -272,6 +275,7 @@ class Scheduler:
             return None
         self._rows.make_free(needed)
         leaf = self._insert_path(job, row, found, depth)
+        depth += self._fill(job, row, found, leaf)
         self.cache.lock(leaf)
         self.cache.unlock(found)
         if tail:
@@ -300,6 +304,16 @@ class Scheduler:
             )
             depth = end
         return leaf
+
+    def _fill(self, job: PlannedJob, row: RunningRow, found: RadixNode, leaf: RadixNode) -> int:
+        """Has what the store holds of new nodes loaded; how many tokens."""
+        num_filled = 0
+        for node, count in self._tiers.fill(row.prompt, found, leaf):
+            again = job.note_computed(node.origin[1], node.start, node.start + count)
+            self._usage.loaded_tokens += count - again
+            self._usage.reloaded_tokens += again
+            num_filled += count
+        return num_filled
 
     def _note_path(self, job: PlannedJob, row: RunningRow, leaf: RadixNode) -> None:
         """Writes on the nodes of a row's path which rows are below and whether they stay."""
@@ -399,8 +413,14 @@ class Scheduler:
                 rows.extend([row] * len(places))
         for node, (first, count) in work.nodes.items():
             self._count_tokens(node, first, count)
+        loads, saves = self._tiers.take()
         step = builder.finish(
-            logit_sources=sources, holds=holds, free_holds=free_holds, moves=self._moves
+            logit_sources=sources,
+            holds=holds,
+            free_holds=free_holds,
+            moves=self._moves,
+            loads=loads,
+            saves=saves,
         )
         self._moves = []
         self._unused_holds.extend(free_holds)  # not before the next step
@@ -422,6 +442,8 @@ class Scheduler:
     def _count_tokens(self, node: RadixNode, first: int, count: int) -> None:
         again = 0
         job = self._queue.jobs.get(node.origin[0])
+        if job is not None:
+            self._tiers.keep(node, first, count, job.share_below(node.origin[1]))
         if first < node.num_computed:
             again = count
         elif job is not None:

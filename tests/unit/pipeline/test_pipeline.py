@@ -197,6 +197,8 @@ class Echo:
 
     context_length = 512
 
+    notices = ()
+
     def __init__(self) -> None:
         self.usage = Usage()
         self.submitted: list[int] = []
