@@ -12,6 +12,7 @@ import pytest
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
+from batchradix.engine.cache.store import open_store
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.model_runner import ModelRunner
@@ -65,7 +66,9 @@ def make_engine(
     grammars: GrammarCompiler | None = None,
 ) -> RadixEngine:
     """The engine as the pipeline makes it; ``poison`` keeps free slots full of NaN."""
-    runner = PoisoningRunner(checkpoint, settings) if poison else None
+    runner = None
+    if poison:
+        runner = PoisoningRunner(checkpoint, settings, open_store(checkpoint, settings))
     detokenizer = IncrementalDetokenizer(checkpoint.tokenizer.token_bytes)
     engine = RadixEngine(checkpoint, settings, detokenizer, grammars=grammars, runner=runner)
     if runner is not None:

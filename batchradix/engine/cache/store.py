@@ -45,12 +45,13 @@ class _Unusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """Of the keys of one token, and of its values; ``dtype`` as in `EngineSettings`."""
+    """Of the keys of one block, and of its values; ``dtype`` as in `EngineSettings`."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: str
+    num_tokens: int = BLOCK_TOKENS
 
 
 _NEUTRAL_SETTINGS = frozenset(
@@ -109,7 +110,8 @@ class KVStore:
         self._max_bytes = max_bytes
         self._identity = json.dumps(identity, sort_keys=True)
         name, element_bytes = _DTYPES[shape.dtype]
-        sizes = [shape.num_layers, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim]
+        sizes = [shape.num_layers, shape.num_kv_heads, shape.num_tokens, shape.head_dim]
+        self.block_tokens = shape.num_tokens
         self._side_bytes = element_bytes
         for size in sizes:
             self._side_bytes *= size
@@ -144,8 +146,9 @@ class KVStore:
     def keys(self, tokens: U32) -> Iterator[str]:
         """The key of each whole block of a prompt, from its first token on."""
         digest = hashlib.sha256(self._identity.encode()).digest()
-        for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
-            block = tokens[end - BLOCK_TOKENS : end].astype("<u4").tobytes()
+        size = self.block_tokens
+        for end in range(size, len(tokens) + 1, size):
+            block = tokens[end - size : end].astype("<u4").tobytes()
             digest = hashlib.sha256(digest + block).digest()
             yield digest.hex()
 
@@ -156,8 +159,8 @@ class KVStore:
         if depth >= self._last_end:
             return found
         for number, key in enumerate(self.keys(tokens)):
-            start = number * BLOCK_TOKENS
-            if start + BLOCK_TOKENS <= depth:
+            start = number * self.block_tokens
+            if start + self.block_tokens <= depth:
                 continue
             block = self._try_read(key, start) if key in self._ends else None
             if block is None:
@@ -176,7 +179,7 @@ class KVStore:
             return
         data = hashlib.sha256(block.k)
         data.update(block.v)
-        end = block.start + BLOCK_TOKENS
+        end = block.start + self.block_tokens
         head = json.dumps(self._header(key, end, data.hexdigest()))
         head += " " * (-len(head) % 8)  # tensors are aligned
         try:
@@ -212,7 +215,7 @@ class KVStore:
         if self._is_writable and 2 * self._side_bytes > self._max_bytes:
             self._trouble.append(
                 f"the KV store may take {self._max_bytes:,} bytes, which is less than the "
-                f"{2 * self._side_bytes:,} of {BLOCK_TOKENS} tokens; raise --kv-store-size"
+                f"{2 * self._side_bytes:,} of {self.block_tokens} tokens; raise --kv-store-size"
             )
 
     def _scan(self) -> None:
@@ -261,7 +264,7 @@ class KVStore:
         return None
 
     def _read(self, key: str, start: int) -> KVBlock:
-        end = start + BLOCK_TOKENS
+        end = start + self.block_tokens
         path = self._path(key, end)
         with path.open("rb") as file:
             info = os.fstat(file.fileno())

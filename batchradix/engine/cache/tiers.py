@@ -12,7 +12,7 @@ import numpy as np
 
 from batchradix.engine.cache.pool import Extent, split_extents
 from batchradix.engine.cache.radix import RadixNode
-from batchradix.engine.cache.store import BLOCK_TOKENS, KVStore
+from batchradix.engine.cache.store import KVStore
 from batchradix.engine.step import KVBlock, KVLoad, KVSave
 from batchradix.types import U32
 
@@ -51,7 +51,7 @@ class Tiers:
         blocks = self._store.find(prompt[:-1], found.end)
         if not blocks:
             return []
-        end = blocks[-1].start + BLOCK_TOKENS
+        end = blocks[-1].start + self._store.block_tokens
         filled = []
         for node in leaf.path():
             if found.end <= node.start < end:
@@ -66,16 +66,19 @@ class Tiers:
 
         ``share``: of the job's rows, those below the node; 0 for a single one.
         """
+        if self._store is None or share < LEAST_SHARE:
+            return
+        size = self._store.block_tokens
         begin = node.start + first
-        first_end = (begin // BLOCK_TOKENS + 1) * BLOCK_TOKENS
-        if self._store is None or share < LEAST_SHARE or first_end > begin + count:
+        first_end = (begin // size + 1) * size
+        if first_end > begin + count:
             return
         path = node.path()
         tokens = np.concatenate([above.tokens for above in path])[: begin + count]
         for number, key in enumerate(self._store.keys(tokens)):
-            start = number * BLOCK_TOKENS
-            if start + BLOCK_TOKENS >= first_end and self._store.lacks(key):
-                extents = _extents(path, start, start + BLOCK_TOKENS)
+            start = number * size
+            if start + size >= first_end and self._store.lacks(key):
+                extents = _extents(path, start, start + size)
                 slots = np.concatenate([np.arange(s, s + n) for s, n in extents])
                 self._saves.append(KVSave(key=key, start=start, slots=slots))
 
@@ -83,12 +86,18 @@ class Tiers:
         """What the step that is being built loads and saves; forgotten here."""
         loads = []
         for fill in self._fills:
+            assert self._store is not None
             path = fill.leaf.path()
             for block in fill.blocks:
                 start = max(block.start, fill.start)
-                end = block.start + BLOCK_TOKENS
-                extents = np.array(_extents(path, start, end), dtype=np.int64)
-                loads.append(KVLoad(extents=extents, first=start - block.start, block=block))
+                extents = _extents(path, start, block.start + self._store.block_tokens)
+                loads.append(
+                    KVLoad(
+                        extents=np.array(extents, dtype=np.int64),
+                        first=start - block.start,
+                        block=block,
+                    )
+                )
         saves = tuple(self._saves)
         self._fills, self._saves = [], []
         return tuple(loads), saves

@@ -20,10 +20,12 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.store import KVStore
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import Draft
 from batchradix.engine.row import RunningRow
 from batchradix.engine.scheduler import Scheduler
-from batchradix.engine.step import Step
+from batchradix.engine.step import KVBlock, Step
 from batchradix.errors import RowError
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
@@ -68,8 +70,14 @@ def answer_alone(prompt: Sequence[int], max_tokens: int, vocab_size: int) -> lis
 class FakeRunner:
     """``used`` gives the slots that have an owner; all others are poisoned before a step."""
 
-    def __init__(self, num_slots: int, used: Callable[[], Sequence[Extent]]) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        used: Callable[[], Sequence[Extent]],
+        store: KVStore | None = None,
+    ) -> None:
         self.num_slots = num_slots
+        self.store = store
         self.slots: list[tuple[int, int] | None] = [None] * num_slots
         self.holds: dict[int, int] = {}
         self.steps: list[Step] = []
@@ -81,7 +89,9 @@ class FakeRunner:
         self.steps.append(step)
         self._move(step)
         self._poison()
+        self._load(step)
         final = self._attend(step)
+        self._save(step)
         for query, hold in zip(step.hold_queries, step.hold_ids, strict=True):
             assert int(hold) not in self.holds, "a hold id is used twice"
             self.holds[int(hold)] = final[int(query)]
@@ -90,6 +100,33 @@ class FakeRunner:
         for hold in step.free_holds:
             del self.holds[int(hold)]
         return out
+
+    def _load(self, step: Step) -> None:
+        for load in step.loads:
+            content = np.frombuffer(load.block.k, dtype=np.int64).reshape(-1, 2).tolist()
+            before = np.frombuffer(load.block.v, dtype=np.int64).reshape(-1, 2).tolist()
+            place = load.first
+            for start, length in load.extents.tolist():
+                for slot in range(start, start + length):
+                    position, value = content[place]
+                    assert position == load.block.start + place
+                    self.slots[slot] = (position, value)
+                    self._before[value] = before[place][0]
+                    place += 1
+            assert place == len(content), "a block is not loaded to its end"
+
+    def _save(self, step: Step) -> None:
+        for save in step.saves:
+            assert self.store is not None
+            content, before = [], []
+            for place, slot in enumerate(save.slots.tolist()):
+                held = self.slots[slot]
+                assert held is not None, "a slot without content is kept"
+                assert held[0] == save.start + place, "another position is kept"
+                content.append(held)
+                before.append((self._before[held[1]], 0))
+            k, v = (memoryview(np.array(s, np.int64).tobytes()) for s in (content, before))
+            self.store.write(save.key, KVBlock(start=save.start, k=k, v=v))
 
     def _move(self, step: Step) -> None:
         moves = step.moves.tolist()
@@ -218,6 +255,7 @@ class Simulation:
         forced: Callable[[RunningRow], Sequence[int]] = lambda row: (),
         max_node_extents: int = 4,
         speculate: bool = False,
+        store: KVStore | None = None,
     ) -> None:
         self.outcome = Outcome()
         self.scheduler = Scheduler(
@@ -226,9 +264,10 @@ class Simulation:
             prefill_tokens=prefill_tokens,
             prefix_cache=prefix_cache,
             usage=self.outcome.usage,
+            tiers=Tiers(store),
             max_node_extents=max_node_extents,
         )
-        self.runner = FakeRunner(num_slots, self.used)
+        self.runner = FakeRunner(num_slots, self.used, store)
         self.prefill_tokens = prefill_tokens
         self.batch_size = batch_size
         self.vocab_size = vocab_size
