@@ -165,7 +165,8 @@ class EngineOptions:
     at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
     about what sorting the prompts takes; more of them are sorted in parts. ``kv_store``: a folder
     that keeps keys and values of widely shared prefixes for later runs, ``kv_store_bytes`` (None:
-    1 GiB) the most it may take.
+    1 GiB) the most it may take. ``kv_disk_bytes`` (on a GPU ``kv_host_memory_bytes`` instead): the
+    most that keys and values take which the pool has no room for and a planned row will want.
     """
 
     dtype: DType = "auto"
@@ -185,6 +186,8 @@ class EngineOptions:
     plan_memory_bytes: int | None = None
     kv_store: Path | str | None = None
     kv_store_bytes: int | None = None
+    kv_disk_bytes: int | None = None
+    kv_host_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -212,8 +215,9 @@ class EngineOptions:
             f"speculate must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
             f"not {self.speculate!r}",
         )
+        tiers = ("kv_store_bytes", "kv_disk_bytes", "kv_host_memory_bytes")
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
-        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes", "kv_store_bytes"):
+        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes", *tiers):
             value = getattr(self, name)
             _require(
                 value is None
@@ -242,6 +246,10 @@ class EngineOptions:
         _require(
             self.kv_store is None or self.prefix_cache,
             "kv_store and no_prefix_cache exclude each other; give one of them",
+        )
+        _require(
+            self.kv_disk_bytes is None or self.kv_host_memory_bytes is None,
+            "kv_disk and kv_host_memory exclude each other; give one of them",
         )
 
 
@@ -369,6 +377,17 @@ class EngineSettings:
     speculate: Speculate = "off"
     kv_store: Path | None = None
     kv_store_bytes: int = DEFAULT_KV_STORE_BYTES
+    kv_disk_bytes: int = 0
+    kv_host_memory_bytes: int = 0
+
+
+def check_host_memory(options: EngineOptions, device: str) -> None:
+    """Raises `OptionError` where host memory is asked for beside host memory."""
+    _require(
+        options.kv_host_memory_bytes is None or device != "cpu",
+        "kv_host_memory is for a GPU, whose own memory is short; on the CPU keys and values are in "
+        "host memory as it is, so give kv_memory more, or kv_disk",
+    )
 
 
 def resolve_engine(
@@ -388,6 +407,7 @@ def resolve_engine(
     Raises `OptionError` when less than one page of KV would be left.
     """
     device = machine.device if options.device == "auto" else options.device
+    check_host_memory(options, device)
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
@@ -429,5 +449,7 @@ def resolve_engine(
         speculate=options.speculate,
         num_threads=options.num_threads or machine.num_threads,
         kv_store=None if options.kv_store is None else Path(options.kv_store),
+        kv_disk_bytes=options.kv_disk_bytes or 0,
+        kv_host_memory_bytes=options.kv_host_memory_bytes or 0,
         kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
     )

@@ -225,7 +225,8 @@ class Usage:
     computed_tokens: int = 0
     recomputed_tokens: int = 0  # prompt or answer tokens that went through it again
     loaded_tokens: int = 0  # of prompts, which came from the store instead of being computed
-    reloaded_tokens: int = 0  # prompt tokens that came from there again
+    # prompt or answer tokens that came from store, file or memory instead of going through again
+    reloaded_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache or the store
     completion_tokens: int = 0
     forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled

@@ -74,9 +74,9 @@ def run_once(prompts: list[str], store: Path | None, options: argparse.Namespace
     )
     summary = outcome.summary.to_json()
     assert not summary["warnings"], summary["warnings"]
-    assert (
-        summary["computed_tokens"] + summary["loaded_tokens"] == summary["distinct_tokens"]
-    ), "tokens were lost"
+    assert summary["computed_tokens"] + summary["loaded_tokens"] == summary["distinct_tokens"], (
+        "tokens were lost"
+    )
     names = ("distinct_tokens", "computed_tokens", "loaded_tokens", "completion_tokens")
     return {"seconds": summary["seconds"]["run"], **{name: summary[name] for name in names}}
 

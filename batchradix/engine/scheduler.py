@@ -83,6 +83,7 @@ class Scheduler:
             self.cache,
             self._queue,
             usage,
+            tiers=self._tiers,
             # A full batch's first blocks and headroom take half the pool at most.
             tail_block=min(MAX_TAIL_BLOCK, max(1, num_slots // (4 * batch_size))),
             max_span=1 + prefill_tokens,
@@ -282,6 +283,8 @@ class Scheduler:
             row.tail = self._allocate(tail)
         row.tail_capacity = tail
         row.leaf = leaf
+        row.num_written = self._tiers.refill_tail(row.seq, row.tail)
+        self._usage.reloaded_tokens += row.num_written
         self._note_path(job, row, leaf)
         self._rows.add(row)
         return len(row.prompt) - depth + max(0, row.num_pending - 1)
@@ -306,7 +309,7 @@ class Scheduler:
         return leaf
 
     def _fill(self, job: PlannedJob, row: RunningRow, found: RadixNode, leaf: RadixNode) -> int:
-        """Has what the store holds of new nodes loaded; how many tokens."""
+        """Has what is known of new nodes elsewhere loaded; how many tokens."""
         num_filled = 0
         for node, count in self._tiers.fill(row.prompt, found, leaf):
             again = job.note_computed(node.origin[1], node.start, node.start + count)
@@ -341,6 +344,7 @@ class Scheduler:
         if num_slots > largest * self._max_node_extents and not self._moves:
             # Not worth copying much more than will be computed.
             self._moves = compact(self.pool, self._owners(), num_slots, max_moved=4 * num_slots)
+            self._tiers.can_spill = not self._moves  # extents are ahead of what is in the pool
         extents = self.pool.allocate(num_slots)
         assert extents is not None, "slots were promised that are not free"
         return extents
@@ -413,14 +417,12 @@ class Scheduler:
                 rows.extend([row] * len(places))
         for node, (first, count) in work.nodes.items():
             self._count_tokens(node, first, count)
-        loads, saves = self._tiers.take()
         step = builder.finish(
             logit_sources=sources,
             holds=holds,
             free_holds=free_holds,
             moves=self._moves,
-            loads=loads,
-            saves=saves,
+            transfers=self._tiers.take(),
         )
         self._moves = []
         self._unused_holds.extend(free_holds)  # not before the next step

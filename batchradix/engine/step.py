@@ -48,6 +48,17 @@ class KVSave:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransfer:
+    """Slots of the pool and places beside it (`SpillSpace`) that hold the same tokens.
+
+    Both int64[n, 2] of (start, length), in order of position and of one length together.
+    """
+
+    extents: I64
+    places: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One forward pass. ``T`` query tokens, ``R`` rows whose logits are wanted.
 
@@ -64,7 +75,8 @@ class Step:
 
     ``moves``: int64[k, 3] of (source, target, num_slots), disjoint copies to make in the pool
     before anything else, all reads before all writes. ``loads`` fill slots after that and before
-    the forward pass; ``saves`` are taken from the pool after it.
+    the forward pass; ``saves`` are taken from the pool after it. ``spills`` go from the pool to
+    their places before anything else, ``reloads`` come from there beside the loads.
 
     ``logit_sources``: int64[R]; ``q >= 0`` is a query of this step, ``-1 - h`` the hidden state
     kept under hold id ``h`` by an earlier step. ``hold_queries``, ``hold_ids``: int64[H]: keep
@@ -84,6 +96,8 @@ class Step:
     free_holds: I64
     loads: tuple[KVLoad, ...] = ()
     saves: tuple[KVSave, ...] = ()
+    spills: tuple[KVTransfer, ...] = ()
+    reloads: tuple[KVTransfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,6 @@ import pytest
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
-from batchradix.engine.cache.store import open_store
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.model_runner import ModelRunner
@@ -32,12 +31,13 @@ from batchradix.types import (
 
 
 class PoisoningRunner(ModelRunner):
-    """Fills the free slots of the pool with NaN before every step that moves nothing."""
+    """Fills the free slots of the pool with NaN before every step that moves nothing: what is
+    moved or spilled stands in slots that are free already."""
 
     engine: RadixEngine | None = None
 
     def launch(self, step: Step) -> None:
-        if self.engine is not None and len(step.moves) == 0:
+        if self.engine is not None and not len(step.moves) and not step.spills:
             runs = self.engine.scheduler.pool.free_runs
             self.poison_free((start, start + length) for start, length in runs)
         super().launch(step)
@@ -66,13 +66,12 @@ def make_engine(
     grammars: GrammarCompiler | None = None,
 ) -> RadixEngine:
     """The engine as the pipeline makes it; ``poison`` keeps free slots full of NaN."""
-    runner = None
-    if poison:
-        runner = PoisoningRunner(checkpoint, settings, open_store(checkpoint, settings))
+    runner = PoisoningRunner(checkpoint, settings) if poison else None
     detokenizer = IncrementalDetokenizer(checkpoint.tokenizer.token_bytes)
     engine = RadixEngine(checkpoint, settings, detokenizer, grammars=grammars, runner=runner)
     if runner is not None:
         runner.engine = engine
+        runner._store, runner._space = engine._store, engine._space
     return engine
 
 

@@ -60,6 +60,8 @@ _NEUTRAL_SETTINGS = frozenset(
         "batch_size",
         "device",
         "forced_text",
+        "kv_disk_bytes",
+        "kv_host_memory_bytes",
         "kv_store",
         "kv_store_bytes",
         "kv_tokens",

@@ -20,6 +20,7 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
 from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import Draft
@@ -67,6 +68,10 @@ def answer_alone(prompt: Sequence[int], max_tokens: int, vocab_size: int) -> lis
     return answer
 
 
+def pairs(table: I64) -> list[Extent]:
+    return [(int(start), int(length)) for start, length in table]
+
+
 class FakeRunner:
     """``used`` gives the slots that have an owner; all others are poisoned before a step."""
 
@@ -75,9 +80,11 @@ class FakeRunner:
         num_slots: int,
         used: Callable[[], Sequence[Extent]],
         store: KVStore | None = None,
+        space: SpillSpace | None = None,
     ) -> None:
         self.num_slots = num_slots
         self.store = store
+        self.space = space
         self.slots: list[tuple[int, int] | None] = [None] * num_slots
         self.holds: dict[int, int] = {}
         self.steps: list[Step] = []
@@ -87,8 +94,10 @@ class FakeRunner:
     def run(self, step: Step) -> list[int]:
         """The prefix hash behind each logit source."""
         self.steps.append(step)
+        self._spill(step)
         self._move(step)
         self._poison()
+        self._reload(step)
         self._load(step)
         final = self._attend(step)
         self._save(step)
@@ -100,6 +109,28 @@ class FakeRunner:
         for hold in step.free_holds:
             del self.holds[int(hold)]
         return out
+
+    def _spill(self, step: Step) -> None:
+        for spill in step.spills:
+            assert self.space is not None
+            held = [self.slots[s] for start, n in spill.extents for s in range(start, start + n)]
+            content = []
+            for one in held:
+                assert one is not None, "a slot without content is spilled"
+                content.append((*one, self._before[one[1]], 0))
+            self.space.write(pairs(spill.places), memoryview(np.array(content, np.int64).tobytes()))
+
+    def _reload(self, step: Step) -> None:
+        for reload in step.reloads:
+            assert self.space is not None
+            data = np.frombuffer(self.space.read(pairs(reload.places)), np.int64)
+            content = iter(data.reshape(-1, 4).tolist())
+            for start, length in reload.extents.tolist():
+                for slot in range(start, start + length):
+                    position, value, before, _ = next(content)
+                    self.slots[slot] = (position, value)
+                    self._before[value] = before
+            assert next(content, None) is None, "more comes back than there is room for"
 
     def _load(self, step: Step) -> None:
         for load in step.loads:
@@ -256,6 +287,7 @@ class Simulation:
         max_node_extents: int = 4,
         speculate: bool = False,
         store: KVStore | None = None,
+        space: SpillSpace | None = None,
     ) -> None:
         self.outcome = Outcome()
         self.scheduler = Scheduler(
@@ -264,10 +296,10 @@ class Simulation:
             prefill_tokens=prefill_tokens,
             prefix_cache=prefix_cache,
             usage=self.outcome.usage,
-            tiers=Tiers(store),
+            tiers=Tiers(store, space),
             max_node_extents=max_node_extents,
         )
-        self.runner = FakeRunner(num_slots, self.used, store)
+        self.runner = FakeRunner(num_slots, self.used, store, space)
         self.prefill_tokens = prefill_tokens
         self.batch_size = batch_size
         self.vocab_size = vocab_size

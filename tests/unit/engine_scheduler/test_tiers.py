@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchradix.engine.cache.spill import MIN_TOKENS, SpillSpace
 from batchradix.engine.cache.store import BlockShape, KVStore
 
 PREFIX = [1 + i % 7 for i in range(22)]
@@ -129,6 +130,58 @@ def test_what_a_damaged_block_held_and_all_behind_it_is_computed_and_kept_anew(
     assert run(sim, tmp_path, rows).usage.loaded_tokens == 20
 
 
+class Eager(SpillSpace):
+    """In memory, and worth it whatever it takes."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots, 32, in_memory=True)
+
+    def pays(self, num_tokens: int) -> bool:
+        return num_tokens > 0
+
+
+def preempting(sim: ModuleType, space: SpillSpace | None) -> Any:
+    """Rows whose answers outgrow the pool together, so that some have to give way."""
+    rows = [[*PREFIX, 100 + i, *range(30, 40)] for i in range(8)]
+    simulation = sim.Simulation(num_slots=130, batch_size=8, vocab_size=100_000, space=space)
+    simulation.submit(rows, [40] * 8)
+    outcome = simulation.drain()
+    for row, prompt in enumerate(rows):
+        assert outcome.answers[0, row] == sim.answer_alone(prompt, 40, 100_000)
+    assert outcome.usage.computed_tokens == distinct(rows)
+    assert outcome.usage.preemptions > 0
+    return outcome
+
+
+def test_what_is_evicted_for_a_while_comes_back_instead_of_being_computed_again(
+    sim: ModuleType,
+) -> None:
+    without, space = preempting(sim, None).usage, Eager(1000)
+    assert without.recomputed_tokens > 0
+    within = preempting(sim, space)
+    assert within.usage.recomputed_tokens == 0
+    assert within.usage.reloaded_tokens == without.recomputed_tokens
+    tokens = [sum(step.num_tokens for step in run.steps) for run in (preempting(sim, None), within)]
+    assert tokens[0] - tokens[1] == without.recomputed_tokens
+
+
+def test_a_full_space_has_the_rest_computed_again(sim: ModuleType) -> None:
+    usage = preempting(sim, Eager(20)).usage
+    assert usage.recomputed_tokens > 0
+    assert usage.reloaded_tokens > 0
+
+
+def test_small_pieces_and_what_is_sooner_computed_are_computed(sim: ModuleType) -> None:
+    space = SpillSpace(1000, 32, in_memory=True)
+    assert not space.pays(MIN_TOKENS - 1)
+    assert space.pays(MIN_TOKENS)  # nothing is known yet
+    space.write(space.allocate(20) or [], memoryview(bytes(640)))
+    space.note_computed(64, 1.0)
+    assert space.pays(MIN_TOKENS)
+    space.note_computed(64, 1e-9)  # a model faster than any memory
+    assert not space.pays(1000)
+
+
 tries = st.lists(
     st.lists(st.integers(1, 3), max_size=12).map(
         lambda row: [t for t in row for _ in range(1 + t % 2)]
@@ -146,6 +199,8 @@ tries = st.lists(
     batch_size=st.integers(1, 9),
     prefill_tokens=st.one_of(st.integers(1, 9), st.just(64)),
     max_node_extents=st.sampled_from([1, 4]),
+    has_store=st.booleans(),
+    num_places=st.sampled_from([0, 7, 30, 1000]),
     data=st.data(),
 )
 def test_every_row_answers_as_if_it_ran_alone_whatever_the_store_holds(
@@ -156,10 +211,12 @@ def test_every_row_answers_as_if_it_ran_alone_whatever_the_store_holds(
     batch_size: int,
     prefill_tokens: int,
     max_node_extents: int,
+    has_store: bool,
+    num_places: int,
     data: st.DataObject,
 ) -> None:
     """Jobs one after the other or at once, in one engine or one after the other."""
-    limit = 5
+    limit = 12
     longest = max(len(row) for rows, *_ in nights for row in rows)
     with tempfile.TemporaryDirectory() as folder:
         jobs: list[list[list[int]]] = []
@@ -174,7 +231,8 @@ def test_every_row_answers_as_if_it_ran_alone_whatever_the_store_holds(
                     prefill_tokens=prefill_tokens,
                     max_node_extents=max_node_extents,
                     vocab_size=1000,
-                    store=open_store(Path(folder), block_tokens),
+                    store=open_store(Path(folder), block_tokens) if has_store else None,
+                    space=Eager(num_places) if num_places else None,
                 )
                 jobs = []
             jobs.append(rows)
@@ -183,7 +241,6 @@ def test_every_row_answers_as_if_it_ran_alone_whatever_the_store_holds(
                 if simulation.scheduler.has_work:
                     simulation.step()
         outcome = simulation.drain()
-        assert not simulation.runner.store.notices
     for job, rows in enumerate(jobs):
         for row, prompt in enumerate(rows):
             if prompt:
