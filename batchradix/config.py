@@ -20,6 +20,7 @@ DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
+DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -170,7 +171,10 @@ class EngineOptions:
 
     ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
     at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
-    about what sorting the prompts takes; more of them are sorted in parts.
+    about what sorting the prompts takes; more of them are sorted in parts. ``kv_store``: a folder
+    that keeps keys and values of widely shared prefixes for later runs, ``kv_store_bytes`` (None:
+    1 GiB) the most it may take. ``kv_disk_bytes`` (on a GPU ``kv_host_memory_bytes`` instead): the
+    most that keys and values take which the pool has no room for and a planned row will want.
     """
 
     dtype: DType = "auto"
@@ -189,6 +193,10 @@ class EngineOptions:
     grammar_memory_bytes: int | None = None
     plan_memory_bytes: int | None = None
     row_timeout_s: float | None = None
+    kv_store: Path | str | None = None
+    kv_store_bytes: int | None = None
+    kv_disk_bytes: int | None = None
+    kv_host_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -216,8 +224,9 @@ class EngineOptions:
             f"speculate must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
             f"not {self.speculate!r}",
         )
+        tiers = ("kv_store_bytes", "kv_disk_bytes", "kv_host_memory_bytes")
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
-        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes"):
+        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes", *tiers):
             value = getattr(self, name)
             _require(
                 value is None
@@ -230,6 +239,22 @@ class EngineOptions:
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "kv_tokens and kv_memory exclude each other; give one of them",
+        )
+        _require(
+            self.kv_store is None or isinstance(self.kv_store, (Path, str)),
+            f"kv_store must be a folder, not {self.kv_store!r}",
+        )
+        _require(
+            self.kv_store_bytes is None or self.kv_store is not None,
+            "kv_store_size is the most that a kv_store may take; name its folder with kv_store",
+        )
+        _require(
+            self.kv_store is None or self.prefix_cache,
+            "kv_store and no_prefix_cache exclude each other; give one of them",
+        )
+        _require(
+            self.kv_disk_bytes is None or self.kv_host_memory_bytes is None,
+            "kv_disk and kv_host_memory exclude each other; give one of them",
         )
 
 
@@ -356,6 +381,19 @@ class EngineSettings:
     repetition_guard: bool = True
     speculate: Speculate = "off"
     row_timeout_s: float | None = None
+    kv_store: Path | None = None
+    kv_store_bytes: int = DEFAULT_KV_STORE_BYTES
+    kv_disk_bytes: int = 0
+    kv_host_memory_bytes: int = 0
+
+
+def check_host_memory(options: EngineOptions, device: str) -> None:
+    """Raises `OptionError` where host memory is asked for beside host memory."""
+    _require(
+        options.kv_host_memory_bytes is None or device != "cpu",
+        "kv_host_memory is for a GPU, whose own memory is short; on the CPU keys and values are in "
+        "host memory as it is, so give kv_memory more, or kv_disk",
+    )
 
 
 def resolve_engine(
@@ -375,6 +413,7 @@ def resolve_engine(
     Raises `OptionError` when less than one page of KV would be left.
     """
     device = machine.device if options.device == "auto" else options.device
+    check_host_memory(options, device)
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
@@ -416,4 +455,8 @@ def resolve_engine(
         speculate=options.speculate,
         row_timeout_s=options.row_timeout_s,
         num_threads=options.num_threads or machine.num_threads,
+        kv_store=None if options.kv_store is None else Path(options.kv_store),
+        kv_disk_bytes=options.kv_disk_bytes or 0,
+        kv_host_memory_bytes=options.kv_host_memory_bytes or 0,
+        kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
     )

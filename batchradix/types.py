@@ -224,7 +224,10 @@ class Usage:
     # prompt (and forced opening) tokens that went through the model for the first time
     computed_tokens: int = 0
     recomputed_tokens: int = 0  # prompt or answer tokens that went through it again
-    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache
+    loaded_tokens: int = 0  # of prompts, which came from the store instead of being computed
+    # prompt or answer tokens that came from store, file or memory instead of going through again
+    reloaded_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache or the store
     completion_tokens: int = 0
     forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled
     # (row, forward pass) pairs in which an answer token led to a sampled one; a token sampled
@@ -291,6 +294,11 @@ class Engine(Protocol):
 
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What a person should know of what went otherwise than asked, so far."""
+        ...
 
     def close(self) -> None:
         """Releases weights and pool; idempotent."""

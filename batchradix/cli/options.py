@@ -173,6 +173,11 @@ def parse_size(text: str | None, option: str) -> int | None:
     return int(value * factor)
 
 
+def parse_size_or_off(text: str, option: str) -> int | None:
+    """As `parse_size`; None for ``off``."""
+    return parse_size(None if text.strip().lower() == "off" else text, option)
+
+
 _DURATION_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -109,6 +109,21 @@ def run(
         int | None, typer.Option(help="Tokens whose keys and values are kept at once.")
     ] = None,
     kv_memory: Annotated[str | None, typer.Option(help="The same as memory, such as 4GiB.")] = None,
+    kv_store: Annotated[
+        Path | None,
+        typer.Option(
+            "--kv-store", help="A folder that keeps shared beginnings of prompts for later runs."
+        ),
+    ] = None,
+    kv_store_size: Annotated[
+        str | None, typer.Option(help="The most that it may take on disk; 1GiB.")
+    ] = None,
+    kv_disk: Annotated[
+        str, typer.Option(help="Disk for keys and values that the pool is too small for, or off.")
+    ] = "off",
+    kv_host_memory: Annotated[
+        str, typer.Option(help="Beside a GPU: host memory for them instead, or off.")
+    ] = "off",
     plan_memory: Annotated[
         str | None, typer.Option(help="Memory that sorting the prompts may take; 256MiB.")
     ] = None,
@@ -265,6 +280,10 @@ def run(
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
             row_timeout_s=shared.parse_duration(row_timeout, "--row-timeout"),
+            kv_disk_bytes=shared.parse_size_or_off(kv_disk, "--kv-disk"),
+            kv_host_memory_bytes=shared.parse_size_or_off(kv_host_memory, "--kv-host-memory"),
+            kv_store=kv_store,
+            kv_store_bytes=shared.parse_size(kv_store_size, "--kv-store-size"),
             plan_memory_bytes=shared.parse_size(plan_memory, "--plan-memory"),
         ),
         output=OutputOptions(

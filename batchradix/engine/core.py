@@ -13,6 +13,9 @@ import numpy as np
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.answer import Answer
+from batchradix.engine.cache.spill import open_space
+from batchradix.engine.cache.store import open_store
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import DraftedPlace
 from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
@@ -97,12 +100,15 @@ class RadixEngine:
         )
         self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
+        self._store = open_store(checkpoint, settings)
+        self._space = open_space(checkpoint, settings)
         self._scheduler = Scheduler(
             num_slots=settings.kv_tokens,
             batch_size=settings.batch_size,
             prefill_tokens=settings.prefill_tokens,
             prefix_cache=settings.prefix_cache,
             usage=self._usage,
+            tiers=Tiers(self._store, self._space),
         )
         self._row_timeout_s = settings.row_timeout_s
         self._clock = clock
@@ -110,7 +116,9 @@ class RadixEngine:
         self._jobs: dict[int, _Job] = {}
         self._answers: dict[int, Answer] = {}  # by the row's seq
         self._observer: StepObserver | None = None
-        self._runner: Runner | None = runner or ModelRunner(checkpoint, settings)
+        self._runner: Runner | None = runner or ModelRunner(
+            checkpoint, settings, self._store, self._space
+        )
 
     @property
     def context_length(self) -> int:
@@ -126,6 +134,12 @@ class RadixEngine:
     def usage(self) -> Usage:
         """Counters since the engine started; the live object."""
         return self._usage
+
+    @property
+    def notices(self) -> list[str]:
+        """What went wrong with the tiers below the KV pool, in sentences."""
+        tiers = (self._store, self._space)
+        return [text for tier in tiers if tier is not None for text in tier.notices]
 
     @property
     def has_work(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from batchradix.engine.cache.radix import RadixCache, RadixNode
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.queue import JobQueue
 from batchradix.engine.row import RunningRow
 from batchradix.types import Usage
@@ -24,6 +25,7 @@ class RunningRows:
         queue: JobQueue,
         usage: Usage,
         *,
+        tiers: Tiers,
         tail_block: int,
         max_span: int,
     ) -> None:
@@ -34,6 +36,7 @@ class RunningRows:
         self._pool = cache.pool
         self._queue = queue
         self._usage = usage
+        self._tiers = tiers
         self._max_span = max_span
 
     def add(self, row: RunningRow) -> None:
@@ -76,7 +79,14 @@ class RunningRows:
         """Evicts idle nodes until so many slots are free, or none is idle."""
         if num_slots > self._pool.num_free:
             missing = num_slots - self._pool.num_free
-            self._usage.evicted_tokens += self._cache.evict(missing, self._queue.next_use)
+            self._usage.evicted_tokens += self._cache.evict(
+                missing, self._queue.next_use, self._spill
+            )
+
+    def _spill(self, node: RadixNode) -> None:
+        """Lets a node go that rows of its job have yet to use, so that it may come back."""
+        if self._queue.needs(node.origin):
+            self._tiers.spill(node, self._queue.needs)
 
     def leave(self, row: RunningRow) -> RadixNode:
         """Takes a row out of the running ones and its slots away; its former leaf."""
@@ -137,6 +147,7 @@ class RunningRows:
     def _preempt(self, row: RunningRow) -> None:
         """Takes a row's slots away; it keeps its answer and comes back before newer rows."""
         job = self._queue.jobs[row.job_id]
+        self._tiers.spill_tail(row.seq, row.tail, row.num_written, self._queue.needs)
         leaf = self.leave(row)
         row.draft = None
         job.preempt(row.position)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from batchradix.engine.cache.pool import Extent, ExtentPool, compact
 from batchradix.engine.cache.radix import RadixCache, RadixNode
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.queue import JobQueue, PlannedJob
 from batchradix.engine.row import RunningRow
 from batchradix.engine.running import RunningRows
@@ -66,10 +67,12 @@ class Scheduler:
         prefill_tokens: int,
         prefix_cache: bool,
         usage: Usage,
+        tiers: Tiers | None = None,
         max_node_extents: int = MAX_NODE_EXTENTS,
     ) -> None:
         self.pool = ExtentPool(num_slots)
         self.cache = RadixCache(self.pool)
+        self._tiers = tiers or Tiers(None)
         self._queue = JobQueue()
         self._batch_size = batch_size
         self._prefill_tokens = prefill_tokens
@@ -80,6 +83,7 @@ class Scheduler:
             self.cache,
             self._queue,
             usage,
+            tiers=self._tiers,
             # A full batch's first blocks and headroom take half the pool at most.
             tail_block=min(MAX_TAIL_BLOCK, max(1, num_slots // (4 * batch_size))),
             max_span=1 + prefill_tokens,
@@ -272,12 +276,15 @@ class Scheduler:
             return None
         self._rows.make_free(needed)
         leaf = self._insert_path(job, row, found, depth)
+        depth += self._fill(job, row, found, leaf)
         self.cache.lock(leaf)
         self.cache.unlock(found)
         if tail:
             row.tail = self._allocate(tail)
         row.tail_capacity = tail
         row.leaf = leaf
+        row.num_written = self._tiers.refill_tail(row.seq, row.tail)
+        self._usage.reloaded_tokens += row.num_written
         self._note_path(job, row, leaf)
         self._rows.add(row)
         return len(row.prompt) - depth + max(0, row.num_pending - 1)
@@ -300,6 +307,16 @@ class Scheduler:
             )
             depth = end
         return leaf
+
+    def _fill(self, job: PlannedJob, row: RunningRow, found: RadixNode, leaf: RadixNode) -> int:
+        """Has what is known of new nodes elsewhere loaded; how many tokens."""
+        num_filled = 0
+        for node, count in self._tiers.fill(row.prompt, found, leaf):
+            again = job.note_computed(node.origin[1], node.start, node.start + count)
+            self._usage.loaded_tokens += count - again
+            self._usage.reloaded_tokens += again
+            num_filled += count
+        return num_filled
 
     def _note_path(self, job: PlannedJob, row: RunningRow, leaf: RadixNode) -> None:
         """Writes on the nodes of a row's path which rows are below and whether they stay."""
@@ -327,6 +344,7 @@ class Scheduler:
         if num_slots > largest * self._max_node_extents and not self._moves:
             # Not worth copying much more than will be computed.
             self._moves = compact(self.pool, self._owners(), num_slots, max_moved=4 * num_slots)
+            self._tiers.can_spill = not self._moves  # extents are ahead of what is in the pool
         extents = self.pool.allocate(num_slots)
         assert extents is not None, "slots were promised that are not free"
         return extents
@@ -400,7 +418,11 @@ class Scheduler:
         for node, (first, count) in work.nodes.items():
             self._count_tokens(node, first, count)
         step = builder.finish(
-            logit_sources=sources, holds=holds, free_holds=free_holds, moves=self._moves
+            logit_sources=sources,
+            holds=holds,
+            free_holds=free_holds,
+            moves=self._moves,
+            transfers=self._tiers.take(),
         )
         self._moves = []
         self._unused_holds.extend(free_holds)  # not before the next step
@@ -422,6 +444,8 @@ class Scheduler:
     def _count_tokens(self, node: RadixNode, first: int, count: int) -> None:
         again = 0
         job = self._queue.jobs.get(node.origin[0])
+        if job is not None:
+            self._tiers.keep(node, first, count, job.share_below(node.origin[1]))
         if first < node.num_computed:
             again = count
         elif job is not None:

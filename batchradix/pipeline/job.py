@@ -333,6 +333,9 @@ def _answer(
             tracing.close()
         progress.stop()
         summary.usage = replace(engine.usage)
+        for text in engine.notices:
+            summary.warnings.append(text)
+            progress.warn(text)
         if retries is not None:
             summary.retried_rows = retries.num_rows
             summary.discarded_tokens = retries.num_tokens

@@ -13,6 +13,7 @@ from batchradix.config import (
     DEFAULT_BATCH_SIZE,
     EngineSettings,
     RunConfig,
+    check_host_memory,
     resolve_engine,
 )
 from batchradix.errors import RowErrorCode
@@ -186,10 +187,11 @@ def _answer_kind(rows: Intake, scratch: Scratch) -> I64:
 
 
 def check_device(config: RunConfig) -> None:
-    """Raises `OptionError` when the device asked for is not there."""
+    """Raises `OptionError` when the device asked for is not there, or has no use for an option."""
     from batchradix.engine.device import find_device
 
-    find_device(config.engine.device)
+    device, _ = find_device(config.engine.device)
+    check_host_memory(config.engine, device)
 
 
 def check_budget(parts: Parts) -> None:

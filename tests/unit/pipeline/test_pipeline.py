@@ -198,6 +198,8 @@ class Echo:
 
     context_length = 512
 
+    notices = ()
+
     def __init__(self) -> None:
         self.usage = Usage()
         self.submitted: list[int] = []
