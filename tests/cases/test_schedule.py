@@ -188,7 +188,7 @@ def test_a_log_in_ascii_takes_names_of_any_script(
     jobs: Path, processes: Any, short: Path, files: ModuleType
 ) -> None:
     (jobs / "some.jsonl").rename(jobs / "zeilen ü 北.jsonl")
-    environ = {**processes.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    environ = {**processes.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     ran = processes.run("run", "zeilen ü 北.jsonl", *_options(short, "aus ü 北.arrow"), env=environ)
     assert ran.code == 1, ran.err
     assert "Traceback" not in ran.err
