@@ -227,7 +227,7 @@ class Usage:
     loaded_tokens: int = 0  # of prompts, which came from the store instead of being computed
     # prompt or answer tokens that came from store, file or memory instead of going through again
     reloaded_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache or the store
+    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache
     completion_tokens: int = 0
     forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled
     # (row, forward pass) pairs in which an answer token led to a sampled one; a token sampled

@@ -203,9 +203,10 @@ class Scheduler:
                     decision.refused.append(self._refuse(job, position, error))
                     continue
                 row = _new_row(job, position)
-            new_tokens = self._admit(job, row)
-            if new_tokens is None:
+            admitted = self._admit(job, row)
+            if admitted is None:
                 return
+            num_found, new_tokens = admitted
             waiting_tokens += new_tokens
             if rows.preempted and rows.preempted[0] is row:
                 del rows.preempted[0]
@@ -213,7 +214,7 @@ class Scheduler:
             else:
                 job.cursor += 1
                 decision.admitted.append(row)
-                self._usage.cached_tokens += len(row.prompt) - new_tokens
+                self._usage.cached_tokens += num_found
 
     def _num_waiting_tokens(self) -> int:
         """Tokens that running rows need before they can decode."""
@@ -257,11 +258,12 @@ class Scheduler:
             self._rows.release(self.cache.match(prompt)[0])
         return RefusedRow(job_id=job.job_id, row=job.row(position), error=error)
 
-    def _admit(self, job: PlannedJob, row: RunningRow) -> int | None:
+    def _admit(self, job: PlannedJob, row: RunningRow) -> tuple[int, int] | None:
         """Gives a row its path and first tail block and lets it run.
 
-        Returns the tokens that have to be computed for it alone before it decodes, or None
-        (nothing taken) when the pool cannot hold it beside the running rows.
+        Returns the prompt tokens found in the cache and those that have to be computed for it
+        alone before it decodes, or None (nothing taken) when the pool cannot hold it beside the
+        running rows.
         """
         found, depth = self.cache.match(row.prompt) if self._prefix_cache else (self.cache.root, 0)
         if found.parent is not None and depth < found.end:
@@ -276,7 +278,7 @@ class Scheduler:
             return None
         self._rows.make_free(needed)
         leaf = self._insert_path(job, row, found, depth)
-        depth += self._fill(job, row, found, leaf)
+        num_filled = self._fill(job, row, found, leaf)
         self.cache.lock(leaf)
         self.cache.unlock(found)
         if tail:
@@ -287,7 +289,7 @@ class Scheduler:
         self._usage.reloaded_tokens += row.num_written
         self._note_path(job, row, leaf)
         self._rows.add(row)
-        return len(row.prompt) - depth + max(0, row.num_pending - 1)
+        return depth, len(row.prompt) - depth - num_filled + max(0, row.num_pending - 1)
 
     def _insert_path(
         self, job: PlannedJob, row: RunningRow, above: RadixNode, depth: int

@@ -58,7 +58,8 @@ def lines(numbers: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "achieved",
             f"{numbers['computed_tokens']:,} computed, {numbers['recomputed_tokens']:,} again, "
-            f"{numbers['cached_tokens']:,} found in the cache",
+            f"{numbers['cached_tokens']:,} found in the cache"
+            + (f", {numbers['loaded_tokens']:,} loaded" if numbers["loaded_tokens"] else ""),
         ),
         ("tokens", ", ".join(f"{count:,} {kind}" for kind, count in numbers["kinds"].items())),
         ("time", ", ".join(parts)),

@@ -52,6 +52,7 @@ def describe(usage: Usage, elapsed_s: float, num_done: int, num_rows: int, num_b
     """Tokens a second, hit share and time left, in words. ``num_before`` rows were done at
     the start."""
     prompt = usage.computed_tokens + usage.recomputed_tokens + usage.cached_tokens
+    prompt += usage.loaded_tokens + usage.reloaded_tokens
     parts = []
     if elapsed_s > 0 and (prompt or usage.completion_tokens):
         parts.append(f"{(prompt + usage.completion_tokens) / elapsed_s:,.0f} tokens/s")

@@ -155,6 +155,7 @@ class Summary:
                 "computed",
                 f"{usage.computed_tokens:,} prompt tokens, {usage.recomputed_tokens:,} again, "
                 + (f"{usage.loaded_tokens:,} from the store, " if usage.loaded_tokens else "")
+                + (f"{usage.reloaded_tokens:,} brought back, " if usage.reloaded_tokens else "")
                 + (f"in {steps}; {answers} in the table" if resumed else f"{answers} in {steps}"),
             ),
         ]

@@ -28,6 +28,8 @@ from batchradix.types import StepStats, Usage
 COUNTERS = (
     "computed_tokens",
     "recomputed_tokens",
+    "loaded_tokens",
+    "reloaded_tokens",
     "cached_tokens",
     "decode_steps",
     "completion_tokens",
