@@ -30,7 +30,8 @@ def run_vllm(task: Task) -> Measurement:
         "max_model_len": -(-longest // BLOCK_SIZE) * BLOCK_SIZE,
     }
     if task.kv_tokens is not None:
-        settings["num_gpu_blocks_override"] = task.kv_tokens // BLOCK_SIZE
+        # Its first block never holds a token.
+        settings["num_gpu_blocks_override"] = task.kv_tokens // BLOCK_SIZE + 1
     if task.batch_size is not None:
         settings["max_num_seqs"] = task.batch_size
     structured = None
