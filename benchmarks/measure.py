@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -10,35 +11,45 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import eq
 from pathlib import Path
 from typing import Any
 
-from peers import Measurement, Task
+from peer_env import preloads, python_of
+from tasks import Measurement, Task
 
 MAX_TIE_GAP = 1e-3  # a lead in logits below which either token may come first
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
 
 
-def run_task(task: Task) -> Measurement:
+ENVIRONMENT_OF = {"vllm": "vllm", "vllm-whitespace": "vllm", "llama.cpp": "llama.cpp"}
+"""The environment of each system that has one of its own."""
+
+
+def run_task(task: Task, peers: Path | None = None) -> Measurement:
     """Runs the task in a fresh process, so that peaks of memory are its own.
 
-    Raises `SystemExit` with what the process said when it fails.
+    ``peers``: where environments of peers lie. Raises `SystemExit` with what the process said
+    when it fails.
     """
+    python, variables = sys.executable, _variables(task)
+    if (name := ENVIRONMENT_OF.get(task.system)) is not None:
+        assert peers is not None, "a peer with an environment of its own needs their folder"
+        found = python_of(peers, name)
+        assert found is not None, f"{name} has no environment; see compare.why_not"
+        python = str(found)
+        variables["PATH"] = f"{found.parent}{os.pathsep}{os.environ['PATH']}"
+        if name == "vllm":
+            variables |= _vllm_variables(task, peers)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         given, got = Path(folder) / "task.json", Path(folder) / "result.json"
         given.write_text(json.dumps(asdict(task)), encoding="utf-8")
-        environment = os.environ | {
-            "OMP_NUM_THREADS": str(task.threads),
-            "OMP_WAIT_POLICY": "PASSIVE",  # for all alike: spinning threads starve each other
-            "TOKENIZERS_PARALLELISM": "true",
-            "HF_HUB_OFFLINE": "1",
-        }
         script = Path(__file__).with_name("peers.py")
         done = subprocess.run(
-            [sys.executable, str(script), str(given), str(got)],
-            env=environment,
+            [python, str(script), str(given), str(got)],
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -46,6 +57,49 @@ def run_task(task: Task) -> Measurement:
         if done.returncode:
             raise SystemExit(f"{task.system} failed:\n{done.stdout[-4000:]}")
         return Measurement(**json.loads(got.read_text(encoding="utf-8")))
+
+
+def _variables(task: Task) -> dict[str, str]:
+    return dict(os.environ) | {
+        "OMP_NUM_THREADS": str(task.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve each other
+        "TOKENIZERS_PARALLELISM": "true",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _vllm_variables(task: Task, peers: Path) -> dict[str, str]:
+    """As its documentation advises for CPUs; it settles how its threads wait by itself."""
+    cores = range(task.threads)
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))[: task.threads]  # type: ignore[assignment]
+    return {
+        "OMP_WAIT_POLICY": "",
+        "LD_PRELOAD": os.pathsep.join(map(str, preloads(peers, "vllm"))),
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CACHE_ROOT": str(peers / "vllm-cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def prefix_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """Distinct tokens of the prompts' tree: those that are computed when none is twice."""
+    order = sorted(prompts)
+    num_tokens = len(order[0]) if order else 0
+    for before, prompt in itertools.pairwise(order):
+        pairs = zip(before, prompt, strict=False)
+        num_tokens += len(prompt) - next(
+            (n for n, (a, b) in enumerate(pairs) if a != b), min(len(before), len(prompt))
+        )
+    return num_tokens
+
+
+def equal_tokens(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> float:
+    """The share of their tokens, place by place, that we have too; both by prompt."""
+    pairs = [(ours[prompt], answer) for prompt, answer in theirs.items()]
+    num_equal = sum(sum(map(eq, mine, answer)) for mine, answer in pairs)
+    return num_equal / max(1, sum(len(answer) for _, answer in pairs))
 
 
 def disagreements(ours: Measurement, oracle: Measurement) -> tuple[list[str], int]:
@@ -84,6 +138,7 @@ def rates(results: Sequence[Measurement]) -> dict[str, Any]:
         "steps": last.steps,
         "peak_kv_tokens": last.peak_kv_tokens,
         "run_s": [round(result.run_s, 3) for result in results],
+        "prepare_s": [round(result.prepare_s, 3) for result in results],
         "load_s": [round(result.load_s, 3) for result in results],
         "cpu_s": [round(result.cpu_s, 3) for result in results],
         "median_run_s": round(run_s, 3),

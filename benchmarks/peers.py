@@ -2,79 +2,34 @@
 
     python peers.py TASK.json RESULT.json
 
-A task is ``{"system": NAME, "prompts": [...], "new_tokens": 20, "model": ..., "dtype": ...,
-"threads": 2, "batch_size": 64}``; a result is a `Measurement` as JSON.
+The interpreter is that of the system's own environment, where it has one (`peer_env`), so what a
+system imports it imports when it runs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from llama_peer import run_llama_cpp
+from tasks import Measurement, Task
+from vllm_peer import run_vllm
 
 _ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "kernels")]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a system is to do: greedy answers of ``new_tokens`` tokens to all ``prompts``."""
-
-    system: str
-    model: str
-    dtype: str
-    threads: int
-    prompts: tuple[str, ...] = ()
-    new_tokens: int = 1
-    batch_size: int = 64
-    want_gaps: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class Measurement:
-    """What a system did.
-
-    ``run_s`` is from prompts as text to answers as tokens, without the time to load weights,
-    which is ``load_s``; ``cpu_s`` is the processor time of all threads in ``run_s``, which a
-    busy machine changes less. ``answers``: token ids by prompt; ``gaps``: the lead of each over
-    the next likeliest, where they are asked for. ``peak_rss_bytes`` is of the whole process,
-    loading included.
-    """
-
-    system: str
-    rows: int = 0
-    prompt_tokens: int = 0
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0
-    distinct_tokens: int = 0
-    output_tokens: int = 0
-    load_s: float = 0.0
-    run_s: float = 0.0
-    cpu_s: float = 0.0
-    steps: int = 0
-    peak_kv_tokens: int = 0
-    peak_rss_bytes: int = 0
-    gflops_per_s: float = 0.0
-    answers: list[list[int]] = field(default_factory=list)
-    gaps: list[list[float]] = field(default_factory=list)
+TRANSFORMERS_BATCH_SIZE = 8
 
 
 def run_batchradix(task: Task) -> Measurement:
     """This package, by its pipeline, over rows in memory."""
-    return _run_pipeline(task, prefix_cache=True)
-
-
-def run_unshared(task: Task) -> Measurement:
-    """This package with every prompt computed alone (``--no-prefix-cache``)."""
-    return _run_pipeline(task, prefix_cache=False)
-
-
-def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
     from batchradix import pipeline
     from batchradix.config import EngineOptions, RunConfig, SamplingOptions
     from batchradix.types import Completion
@@ -84,6 +39,11 @@ def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
 
     class RecordingEngines(pipeline.RadixEngines):
         """The engine as ever, keeping what it yields: the table has texts, not tokens."""
+
+        def __init__(self, checkpoint: Any, schema: Any = None) -> None:
+            if task.ignore_eos:
+                checkpoint.tokenizer.eos_ids = ()  # then nothing but max_tokens ends an answer
+            super().__init__(checkpoint, schema)
 
         def __call__(self, settings: Any) -> Any:
             started_cpu_s = time.process_time()
@@ -102,21 +62,24 @@ def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
     config = RunConfig(
         input=[{"prompt": prompt} for prompt in task.prompts],
         model=task.model,
+        schema=task.schema,
         sampling=SamplingOptions(max_tokens=task.new_tokens),
         engine=EngineOptions(
             dtype=task.dtype,  # type: ignore[arg-type]  # checked by EngineOptions
             device="cpu",
             num_threads=task.threads,
             batch_size=task.batch_size,
-            prefix_cache=prefix_cache,
+            kv_tokens=task.kv_tokens,
+            **task.engine,
         ),
     )
     started_cpu_s = time.process_time()
     summary = pipeline.run(config, engines=RecordingEngines).summary
     cpu_s = time.process_time() - started_cpu_s - load_cpu_s[0]
-    if summary.ok != len(task.prompts):
+    if task.schema is None and summary.ok != len(task.prompts):
         raise SystemExit(f"{len(task.prompts) - summary.ok} rows failed: {summary.error_codes}")
-    answers: dict[int, list[int]] = {c.row: list(c.token_ids) for c in completions}
+    by_row = {completion.row: completion for completion in completions}
+    answers = [by_row[row] for row in range(len(task.prompts))]
     usage = summary.usage
     return Measurement(
         system=task.system,
@@ -127,11 +90,17 @@ def _run_pipeline(task: Task, *, prefix_cache: bool) -> Measurement:
         distinct_tokens=summary.distinct_tokens,
         output_tokens=summary.completion_tokens,
         load_s=summary.load_s,
-        run_s=summary.plan_s + summary.run_s,
+        prepare_s=summary.plan_s,
+        run_s=summary.run_s,
         cpu_s=cpu_s,
         steps=usage.forward_steps,
         peak_kv_tokens=usage.peak_kv_tokens,
-        answers=[answers[row] for row in range(len(task.prompts))],
+        settings=dict(task.engine),
+        answers=[list(answer.token_ids) for answer in answers],
+        # A cut answer is closed to valid JSON here, but is no complete one.
+        texts=[answer.text if answer.finish_reason == "stop" else "" for answer in answers]
+        if task.schema
+        else [],
     )
 
 
@@ -139,42 +108,36 @@ def run_transformers(task: Task) -> Measurement:
     """Plain ``generate`` of transformers on the same weights: left padding, prompts sorted by
     length so that a batch pads little."""
     import torch
-    import transformers
+    from peer_models import load_transformers
 
     from batchradix.checkpoint.checkpoint import open_checkpoint
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    checkpoint = open_checkpoint(task.model)
     torch.set_num_threads(task.threads)
     started_s = time.monotonic()
-    is_gguf = checkpoint.format == "gguf"
-    folder = checkpoint.path.parent if is_gguf else checkpoint.path
-    source: dict[str, Any] = {"gguf_file": checkpoint.path.name} if is_gguf else {}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **source)
+    checkpoint = open_checkpoint(task.model)
+    tokenizer, model = load_transformers(checkpoint, task.dtype)
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, task.dtype), **source
-    ).eval()
-    result = Measurement(system=task.system, rows=len(task.prompts))
-    result.load_s = time.monotonic() - started_s
+    load_s = time.monotonic() - started_s
 
+    encoded = [list(ids) for ids in task.prompt_ids] or tokenizer(list(task.prompts)).input_ids
+    result = Measurement(system=task.system, rows=len(encoded), load_s=load_s)
+    eos_ids = [] if task.ignore_eos else list(checkpoint.tokenizer.eos_ids)
+    batch_size = task.batch_size or TRANSFORMERS_BATCH_SIZE
     started_s, started_cpu_s = time.monotonic(), time.process_time()
-    eos_ids = list(checkpoint.tokenizer.eos_ids)
-    encoded = tokenizer(list(task.prompts)).input_ids
     order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
     result.answers = [[] for _ in encoded]
     result.gaps = [[] for _ in encoded]
-    for start in range(0, len(order), task.batch_size):
-        rows = order[start : start + task.batch_size]
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
         batch = tokenizer.pad({"input_ids": [encoded[row] for row in rows]}, return_tensors="pt")
         with torch.inference_mode():
             output = model.generate(
                 **batch,
                 do_sample=False,
                 max_new_tokens=task.new_tokens,
-                eos_token_id=eos_ids,
+                min_new_tokens=task.new_tokens if task.ignore_eos else None,
+                eos_token_id=eos_ids or None,
                 pad_token_id=tokenizer.pad_token_id,
                 return_dict_in_generate=True,
                 output_logits=task.want_gaps,
@@ -220,18 +183,25 @@ def run_matmul(task: Task) -> Measurement:
 
 SYSTEMS: Mapping[str, Callable[[Task], Measurement]] = {
     "batchradix": run_batchradix,
-    "unshared": run_unshared,
     "transformers": run_transformers,
+    "vllm": run_vllm,
+    "vllm-whitespace": run_vllm,
+    "llama.cpp": run_llama_cpp,
     "matmul": run_matmul,
 }
 
 
 def main() -> None:
     task = Task(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    result = SYSTEMS[task.system](task)
-    # Linux counts KiB, macOS bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    result.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if hasattr(os, "sched_setaffinity"):
+        # All systems on the same cores, threads that they start included.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task.threads])
+    # Variants of this package (batchradix-int8) are one system with other engine options.
+    result = SYSTEMS.get(task.system, run_batchradix)(task)
+    if not result.peak_rss_bytes:
+        # Linux counts KiB, macOS bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        result.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
 
 

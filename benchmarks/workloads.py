@@ -1,15 +1,16 @@
 """The jobs that are measured: real text, the same on every machine with the same Python.
 
 The text is Python's own reference (`pydoc_data.topics`, part of every Python), cut into
-passages, and the copyright notices of Debian packages that the recipe holds. Everything else
-comes from a seeded generator.
+passages, and the copyright notices of Debian packages that the recipe holds, for the larger job
+with 68 more of the same kind (`notices.json`). Everything else comes from a seeded generator.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -19,7 +20,15 @@ INSTRUCTION = """You help readers of a programming language's reference manual. 
 passage of the manual, then something that a reader wrote after reading it, which may quote \
 another place. Say in one or two plain sentences whether the passage answers the reader, and \
 if it does, what it says. Do not repeat the passage, do not write code, and do not guess: when \
-the passage has no answer, say that it has none and which word the reader should look up.
+the passage has no answer, say that it has none and which word the reader should look up. A \
+quotation counts as answered only where the passage treats the same thing, not where it merely \
+uses the same words; where two readings are possible, take the one that the passage itself uses \
+first, and name it. Write for somebody who knows the language but not this part of it, keep the \
+manual's own terms, and leave out version numbers unless the reader asks for them.
+
+"""
+
+CHAT = """A reader asks a programming language's reference manual, which answers in its own words.
 
 """
 
@@ -77,18 +86,29 @@ _TOPIC = {
     ]
 }
 _DOCUMENT_CHARACTERS = 2150  # about 500 tokens
+_SHOT_CHARACTERS = 300  # about 70 tokens
+_REPLY_CHARACTERS = 500  # about 120 tokens
+_LONG_DOCUMENT_CHARACTERS = 29_000  # about 7,000 tokens
+_NOTICES = Path(__file__).with_name("notices.json")
 _RECIPE = Path(__file__).parents[1] / "recipes" / "debian_copyrights" / "jobs.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Raw prompts in a shuffled order; each answer has exactly ``new_tokens`` tokens at most,
-    and keeps to the JSON Schema ``schema`` where there is one."""
+    """Raw prompts in a shuffled order. Each answer has ``new_tokens`` tokens, or, where it keeps
+    to the JSON Schema ``schema``, at most that many.
+
+    ``kv_share``: the KV pool as a share of the job's distinct prompt tokens, None for no limit.
+    ``peer_orders``: the orders in which peers get the prompts, ``sorted`` (the best for a prefix
+    cache, by token ids) or ``shuffled``.
+    """
 
     name: str
     prompts: tuple[str, ...]
     new_tokens: int
     schema: Mapping[str, Any] | None = None
+    kv_share: float | None = None
+    peer_orders: tuple[str, ...] = ("sorted",)
 
     @property
     def num_rows(self) -> int:
@@ -135,23 +155,102 @@ def _cut(text: str, num_characters: int) -> list[str]:
     return pieces
 
 
-def shared_documents(num_rows: int, *, num_documents: int = 64, new_tokens: int = 20) -> Workload:
+def shared_documents(
+    num_rows: int = 512, *, num_documents: int = 64, new_tokens: int = 21
+) -> Workload:
     """Many questions on few documents: one instruction, ``num_documents`` passages of about 500
-    tokens, and for each row a question of 50 to 100 tokens that no other row has."""
+    tokens, and for each row a question of about 25 tokens that no other row has."""
     rng = random.Random(20)
     documents = passages(num_documents, _DOCUMENT_CHARACTERS)
     words = " ".join(passages(2 * num_documents, _DOCUMENT_CHARACTERS)).split()
     prompts = []
     for row in range(num_rows):
-        start = rng.randrange(len(words) - 50)
-        quote = " ".join(words[start : start + rng.randint(22, 38)])
-        prompts.append(
-            f"{INSTRUCTION}Passage:\n{documents[row % num_documents]}\n\n"
-            f'Reader {row + 1}: I have read elsewhere: "{quote}". Is that what this passage is '
-            f"about?\n\nReply:"
-        )
+        document = documents[row % num_documents]
+        prompts.append(f"{INSTRUCTION}Passage:\n{document}\n\n{_question(rng, words, row)}")
     rng.shuffle(prompts)
     return Workload(name="shared-documents", prompts=tuple(prompts), new_tokens=new_tokens)
+
+
+def small_pool(num_rows: int = 512, *, num_documents: int = 64) -> Workload:
+    """Shared documents again, with a KV pool of an eighth of the distinct prompt tokens."""
+    return replace(
+        shared_documents(num_rows, num_documents=num_documents),
+        name="small-pool",
+        kv_share=1 / 8,
+        peer_orders=("sorted", "shuffled"),
+    )
+
+
+def no_sharing(num_rows: int = 128) -> Workload:
+    """Passages of about 500 tokens that begin differently, and a few tokens of answer each."""
+    prompts = [
+        f"{text}\n\nThe passage above, in a few words:"
+        for text in passages(num_rows, _DOCUMENT_CHARACTERS)
+    ]
+    random.Random(10).shuffle(prompts)
+    return Workload(name="no-sharing", prompts=tuple(prompts), new_tokens=4)
+
+
+def long_document(num_rows: int = 100) -> Workload:
+    """One document of about 7,000 tokens under many questions of about 25."""
+    rng = random.Random(7)
+    words = " ".join(passages(128, _DOCUMENT_CHARACTERS)).split()
+    document = _cut(topics["compound"], _LONG_DOCUMENT_CHARACTERS)[0]
+    prompts = tuple(
+        f"{INSTRUCTION}Passage:\n{document}\n\n{_question(rng, words, row)}"
+        for row in range(num_rows)
+    )
+    return Workload(name="long-document", prompts=prompts, new_tokens=21)
+
+
+def many_shot(num_rows: int = 200, *, num_shots: int = 60) -> Workload:
+    """Passages of about 70 tokens to be put under the section they are from, after
+    ``num_shots`` worked examples that all rows share."""
+    sections = {
+        piece: name
+        for name, text in sorted(topics.items())
+        for piece in _cut(text, _SHOT_CHARACTERS)
+    }
+    pairs = list(sections.items())
+    random.Random(60).shuffle(pairs)
+    if len(pairs) < num_shots + num_rows:
+        raise SystemExit(
+            f"this Python's reference gives {len(pairs) - num_shots} rows; ask for fewer"
+        )
+    shots = "".join(f"Text: {piece}\nSection: {name}\n\n" for piece, name in pairs[:num_shots])
+    prompts = tuple(
+        f"{shots}Text: {piece}\nSection:" for piece, _ in pairs[num_shots : num_shots + num_rows]
+    )
+    return Workload(name="many-shot", prompts=prompts, new_tokens=6)
+
+
+def chats(num_rows: int = 240, *, num_turns: int = 6) -> Workload:
+    """Chats of ``num_turns`` turns, each turn a row that holds all turns before it: questions
+    of a reader, answered by passages of about 120 tokens."""
+    rng = random.Random(12)
+    num_chats = -(-num_rows // num_turns)
+    words = " ".join(passages(128, _DOCUMENT_CHARACTERS)).split()
+    replies = iter(passages(num_chats * num_turns, _REPLY_CHARACTERS))
+    prompts = []
+    for chat in range(num_chats):
+        text = f"{CHAT}This is chat {chat + 1}.\n\n"
+        for _ in range(num_turns):
+            text += (
+                f"User: What does the manual say of this: {_quote(rng, words, 12, 24)}?\nManual:"
+            )
+            prompts.append(text)
+            text += f" {next(replies)}\n\n"
+    rng.shuffle(prompts)
+    return Workload(name="chats", prompts=tuple(prompts[:num_rows]), new_tokens=21)
+
+
+def _question(rng: random.Random, words: Sequence[str], row: int) -> str:
+    return f'Reader {row + 1}: What of "{_quote(rng, words, 3, 8)}"?\n\nReply:'
+
+
+def _quote(rng: random.Random, words: Sequence[str], fewest: int, most: int) -> str:
+    start = rng.randrange(len(words) - 50)
+    return " ".join(words[start : start + rng.randint(fewest, most)])
 
 
 def extraction(num_rows: int) -> Workload:
@@ -167,6 +266,24 @@ def extraction(num_rows: int) -> Workload:
         new_tokens=160,
         schema=_object(_NOTICE),
     )
+
+
+def json_6_fields(num_rows: int = 128) -> Workload:
+    """As `extraction`, over up to 128 notices."""
+    import pyarrow.parquet as pq
+
+    texts = pq.read_table(_RECIPE, columns=["text"])["text"].to_pylist()
+    texts += json.loads(_NOTICES.read_text(encoding="utf-8"))
+    if num_rows > len(texts):
+        raise SystemExit(f"there are {len(texts)} notices, not {num_rows}; ask for fewer rows")
+    prompts = [f"{EXTRACTION}{text}\nAnswer:" for text in texts]
+    random.Random(6).shuffle(prompts)
+    return replace(extraction(1), name="json-6-fields", prompts=tuple(prompts[:num_rows]))
+
+
+def json_one_of_8(num_rows: int = 256) -> Workload:
+    """As `classification`, with tokens for little more than the answer."""
+    return replace(classification(num_rows), name="json-one-of-8", new_tokens=16)
 
 
 def classification(num_rows: int) -> Workload:
@@ -191,4 +308,14 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-WORKLOADS: Mapping[str, Callable[..., Workload]] = {"shared-documents": shared_documents}
+WORKLOADS: Mapping[str, Callable[..., Workload]] = {
+    "shared-documents": shared_documents,
+    "small-pool": small_pool,
+    "no-sharing": no_sharing,
+    "json-6-fields": json_6_fields,
+    "json-one-of-8": json_one_of_8,
+    "long-document": long_document,
+    "many-shot": many_shot,
+    "chats": chats,
+}
+OVER_DOCUMENTS = ("shared-documents", "small-pool")  # take ``num_documents``
