@@ -31,14 +31,6 @@ def each_level(request: pytest.FixtureRequest):
     limit_level(Level.AMX)
 
 
-@pytest.fixture(params=[1, 4])
-def num_threads(request: pytest.FixtureRequest):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @dataclass
 class Case:
     """Queries and pieces over a pool in which everything else is NaN."""
@@ -138,19 +130,15 @@ def tree(num_rows: int, start: int = 5) -> tuple[list, list, list]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("num_rows", [1, 2, 9, 23])
-def test_decoding_rows_below_shared_nodes_equal_the_reference(
-    each_level, num_threads, dtype, heads, num_rows
-):
+@pytest.mark.parametrize("num_rows", [1, 9, 23])
+def test_decoding_rows_below_shared_nodes_equal_the_reference(each_level, dtype, heads, num_rows):
     Case(*tree(num_rows), heads=heads, dtype=dtype, seed=num_rows).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 100])
-def test_prefill_behind_a_context_equals_the_reference(
-    each_level, num_threads, dtype, heads, length
-):
+@pytest.mark.parametrize("length", [1, 33, 100])
+def test_prefill_behind_a_context_equals_the_reference(each_level, dtype, heads, length):
     start = 77
     slots = list(range(start, start + length))
     context, causal = [(3, 70, 0, length)], [(start, length, 0, length)]

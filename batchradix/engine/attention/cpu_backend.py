@@ -60,12 +60,7 @@ class CpuAttention:
             pool.write(layer, targets, pool.read(layer, sources))
 
     def poison(self, pool: PairedPool, slot_start: int, num_slots: int) -> None:
-        shape = self.shape
-        slots = np.arange(slot_start, slot_start + num_slots)
-        size = (2, shape.num_kv_heads, num_slots, shape.head_dim)
-        nan = torch.full(size, math.nan, dtype=shape.dtype)
-        for layer in range(shape.num_layers):
-            pool.write(layer, slots, nan)
+        pool.fill(slot_start, num_slots, math.nan)
 
     def plan(self, step: Step) -> CpuTreePlan:
         return self._kernel.plan(step.slots, step.context, step.causal, self._num_slots)

@@ -4,7 +4,7 @@
  * merged between them: the softmax of a row goes on from piece to piece, in order of position. */
 #include "cpu.h"
 
-#include <stdlib.h>
+#include <sched.h>
 
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
@@ -49,35 +49,31 @@ struct layer {
 
 struct kernel {
     attend_function attend;
-    int takes_bfloat16;
+    void (*narrow)(const float *from, float factor, uint16_t *to, int count);
+    int takes_bfloat16; /* its queries */
     void (*begin)(void), (*end)(void);
 };
 
 static struct kernel choose_kernel(int dtype)
 {
-    int level = bx_level();
+    int level = bx_level(), narrow_pool = dtype == BFLOAT16;
 #if defined(__x86_64__)
-    if (dtype == BFLOAT16) {
 #ifdef HAS_BF16_KERNELS
-        if (level >= BX_AMX)
-            return (struct kernel){bx_attend_amx, 1, bx_amx_begin, bx_amx_end};
-        if (level >= BX_AVX512_BF16)
-            return (struct kernel){bx_attend_avx512_bf16, 1, NULL, NULL};
+    if (narrow_pool && level >= BX_AMX)
+        return (struct kernel){bx_attend_amx, bx_narrow_avx512, 1, bx_amx_begin, bx_amx_end};
+    if (narrow_pool && level >= BX_AVX512_BF16)
+        return (struct kernel){bx_attend_avx512_bf16, bx_narrow_avx512, 1, NULL, NULL};
 #endif
-        if (level >= BX_AVX512)
-            return (struct kernel){bx_attend_widened_avx512, 0, NULL, NULL};
-        if (level >= BX_AVX2)
-            return (struct kernel){bx_attend_widened_avx2, 0, NULL, NULL};
-        return (struct kernel){bx_attend_widened_plain, 0, NULL, NULL};
-    }
     if (level >= BX_AVX512)
-        return (struct kernel){bx_attend_f32_avx512, 0, NULL, NULL};
+        return (struct kernel){narrow_pool ? bx_attend_widened_avx512 : bx_attend_f32_avx512,
+                               bx_narrow_avx512, 0, NULL, NULL};
     if (level >= BX_AVX2)
-        return (struct kernel){bx_attend_f32_avx2, 0, NULL, NULL};
+        return (struct kernel){narrow_pool ? bx_attend_widened_avx2 : bx_attend_f32_avx2, bx_narrow_avx2,
+                               0, NULL, NULL};
 #endif
     (void)level;
-    return (struct kernel){dtype == BFLOAT16 ? bx_attend_widened_plain : bx_attend_f32_plain, 0,
-                           NULL, NULL};
+    return (struct kernel){narrow_pool ? bx_attend_widened_plain : bx_attend_f32_plain, bx_narrow_plain,
+                           0, NULL, NULL};
 }
 
 static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK; }
@@ -123,15 +119,14 @@ static void read_f32(const struct heads *from, int64_t token, int64_t head, int 
     }
 }
 
-static void read_bf16(const struct heads *from, int64_t token, int64_t head, int dim, uint16_t *to)
+static void read_bf16(const struct kernel *kernel, const struct heads *from, int64_t token,
+                      int64_t head, int dim, uint16_t *to)
 {
     int64_t at = token * from->token_stride + head * from->head_stride;
     if (from->dtype == BFLOAT16) {
         memcpy(to, (const uint16_t *)from->data + at, sizeof(uint16_t) * dim);
     } else {
-        const float *row = (const float *)from->data + at;
-        for (int e = 0; e < dim; e++)
-            to[e] = narrow(row[e]);
+        kernel->narrow((const float *)from->data + at, 1, to, dim);
     }
 }
 
@@ -153,7 +148,8 @@ static void write_token_f32(const struct plan *plan, const struct layer *layer, 
     }
 }
 
-static void write_token_bf16(const struct plan *plan, const struct layer *layer, int64_t token)
+static void write_token_bf16(const struct plan *plan, const struct layer *layer,
+                             const struct kernel *kernel, int64_t token)
 {
     uint16_t row[MAX_DIM] = {0};
     int head_dim = plan->head_dim, dim = padded(head_dim);
@@ -161,11 +157,11 @@ static void write_token_bf16(const struct plan *plan, const struct layer *layer,
     for (int head = 0; head < plan->num_kv_heads; head++) {
         uint16_t *keys = (uint16_t *)layer->keys + head * plan->num_slots * dim;
         uint16_t *values = (uint16_t *)layer->values + head * plan->num_slots * dim;
-        read_bf16(&layer->k, token, head, head_dim, row);
+        read_bf16(kernel, &layer->k, token, head, head_dim, row);
         keys += slot / 16 * 16 * dim + slot % 16 * 2;
         for (int e = 0; e < dim; e += 2)
             memcpy(keys + e * 16, row + e, 4);
-        read_bf16(&layer->v, token, head, head_dim, row);
+        read_bf16(kernel, &layer->v, token, head, head_dim, row);
         values += slot / 2 * 2 * dim + slot % 2;
         for (int e = 0; e < dim; e++)
             values[2 * e] = row[e];
@@ -176,25 +172,24 @@ struct call {
     const struct plan *plan;
     const struct layer *layer;
     struct kernel kernel;
-    int next_item; /* shared by the threads */
+    int num_written, next_item; /* shared: threads that have written, the next item to take */
 };
 
-static void write_tokens(void *context, int thread, int num_threads)
+static void write_tokens(const struct call *call, int thread, int num_threads)
 {
-    const struct call *call = context;
     int64_t count = call->plan->num_tokens;
     int64_t end = count * (thread + 1) / num_threads;
     for (int64_t token = count * thread / num_threads; token < end; token++) {
         if (call->plan->dtype == FLOAT32)
             write_token_f32(call->plan, call->layer, token);
         else
-            write_token_bf16(call->plan, call->layer, token);
+            write_token_bf16(call->plan, call->layer, &call->kernel, token);
     }
 }
 
 /* ---- attention ---- */
 
-static int values_are_finite(const struct block *block, int dtype, int dim)
+static int values_are_finite(const struct blocks *block, int dtype, int dim)
 {
     uint32_t broken = 0;
     if (dtype == FLOAT32) {
@@ -222,7 +217,7 @@ static struct rows part_of(const struct rows *rows, int first, int count, int q_
 }
 
 /* Rows of which each sees one slot more than the one before (`group` rows alike). */
-static void attend_causal(const struct call *call, struct block block, struct rows *rows,
+static void attend_causal(const struct call *call, struct blocks block, struct rows *rows,
                           const int *limits, int q_bytes)
 {
     if (values_are_finite(&block, call->plan->dtype, rows->dim)) {
@@ -237,41 +232,72 @@ static void attend_causal(const struct call *call, struct block block, struct ro
     }
 }
 
-/* The queries [first, end) of the item whose rows are `rows`, over one aligned block. */
-static void attend_block(const struct call *call, const struct item *item, const struct rows *rows,
-                         struct scratch *scratch, const struct piece *piece, int64_t block_start,
-                         int first, int end)
+/* The queries [first, end) of the item whose rows are `rows`, over one block of a causal piece. */
+static void attend_causal_block(const struct call *call, const struct item *item,
+                                const struct rows *rows, const struct piece *piece,
+                                const struct blocks *block, int64_t block_start, int *limits,
+                                int first, int end)
 {
-    const struct plan *plan = call->plan;
-    int group = plan->num_heads / plan->num_kv_heads, dim = rows->dim;
-    int element = plan->dtype == FLOAT32 ? 4 : 2, q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
-    int64_t offset = (item->head * plan->num_slots + block_start) * dim * element;
-    int64_t slot_end = piece->slot_start + (piece->causal ? end - piece->query_start : piece->num_slots);
-    struct block block = {
-        .keys = (const char *)call->layer->keys + offset,
-        .values = (const char *)call->layer->values + offset,
-        .low = piece->slot_start > block_start ? (int)(piece->slot_start - block_start) : 0,
-        .high = slot_end < block_start + BLOCK ? (int)(slot_end - block_start) : BLOCK,
-    };
-    if (piece->causal) {
-        /* query t sees the slots of the block up to seen(t), not included */
-        int64_t seen = piece->slot_start - piece->query_start + 1 - block_start;
-        if (first + seen <= block.low)
-            first = (int)(block.low + 1 - seen);
-        int all = block.high - seen < end ? (int)(block.high - seen) : end; /* see all of it */
-        if (first < all) {
-            int count = (all - first) * group;
-            for (int r = 0; r < count; r++)
-                scratch->limits[r] = (int)(first + r / group + seen);
-            struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
-            attend_causal(call, block, &some, scratch->limits, q_bytes);
-            first = all;
-        }
+    int group = call->plan->num_heads / call->plan->num_kv_heads;
+    int q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
+    /* query t sees the slots of the block up to t + seen, not included */
+    int64_t seen = piece->slot_start - piece->query_start + 1 - block_start;
+    if (first + seen <= block->low)
+        first = (int)(block->low + 1 - seen);
+    int all = block->high - seen < end ? (int)(block->high - seen) : end; /* see all of it */
+    if (first < all) {
+        int count = (all - first) * group;
+        for (int r = 0; r < count; r++)
+            limits[r] = (int)(first + r / group + seen);
+        struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
+        attend_causal(call, *block, &some, limits, q_bytes);
+        first = all;
     }
     if (first < end) {
+        int count = (end - first) * group;
+        struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
+        call->kernel.attend(block, &some);
+    }
+}
+
+/* Asks for the first block of a piece, while another is attended. */
+static void prefetch_piece(const struct call *call, const struct item *item, int dim,
+                           const struct piece *piece)
+{
+    const struct plan *plan = call->plan;
+    int64_t element = plan->dtype == FLOAT32 ? 4 : 2, bytes = BLOCK * dim * element;
+    int64_t offset = item->head * plan->num_slots * dim * element + piece->slot_start / BLOCK * bytes;
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch((const char *)call->layer->keys + offset + i);
+        __builtin_prefetch((const char *)call->layer->values + offset + i);
+    }
+}
+
+static void attend_piece(const struct call *call, const struct item *item, const struct rows *rows,
+                         const struct piece *piece, int *limits)
+{
+    const struct plan *plan = call->plan;
+    int group = plan->num_heads / plan->num_kv_heads, element = plan->dtype == FLOAT32 ? 4 : 2;
+    int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
+    int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
+    int num_slots = piece->causal ? end - piece->query_start : piece->num_slots;
+    int64_t start = piece->slot_start / BLOCK * BLOCK;
+    int64_t offset = (item->head * plan->num_slots + start) * rows->dim * element;
+    struct blocks blocks = {
+        .keys = (const char *)call->layer->keys + offset,
+        .values = (const char *)call->layer->values + offset,
+        .low = (int)(piece->slot_start - start),
+        .high = (int)(piece->slot_start - start + num_slots),
+    };
+    if (!piece->causal) {
         struct rows some = part_of(rows, (first - item->query_start) * group,
-                                   (end - first) * group, q_bytes);
-        call->kernel.attend(&block, &some);
+                                   (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
+        call->kernel.attend(&blocks, &some);
+        return;
+    }
+    for (int i = 0; i * BLOCK < blocks.high; i++) {
+        struct blocks block = one_of(&blocks, i, BLOCK * rows->dim * element);
+        attend_causal_block(call, item, rows, piece, &block, start + i * BLOCK, limits, first, end);
     }
 }
 
@@ -283,7 +309,7 @@ static void begin_rows(const struct call *call, const struct item *item, const s
         int64_t token = item->query_start + r / group, head = item->head * group + r % group;
         if (call->kernel.takes_bfloat16) {
             uint16_t *q = (uint16_t *)rows->q + r * dim;
-            read_bf16(&call->layer->q, token, head, head_dim, q);
+            read_bf16(&call->kernel, &call->layer->q, token, head, head_dim, q);
             memset(q + head_dim, 0, sizeof(uint16_t) * (dim - head_dim));
         } else {
             float *q = (float *)rows->q + r * dim;
@@ -317,8 +343,7 @@ static void finish_rows(const struct call *call, const struct item *item, const 
                 to[e] = from[e] * factor;
         } else {
             uint16_t *to = (uint16_t *)call->layer->out + place * head_dim;
-            for (int e = 0; e < head_dim; e++)
-                to[e] = narrow(from[e] * factor);
+            call->kernel.narrow(from, factor, to, head_dim);
         }
         if (call->layer->lse)
             call->layer->lse[place] = rows->peak[r] * plan->scale + logf(sum);
@@ -343,22 +368,29 @@ static void attend_item(const struct call *call, const struct item *item, char *
     rows.spare = scratch.spare;
     begin_rows(call, item, &rows);
     for (int i = item->piece_start; i < item->piece_end; i++) {
-        const struct piece *piece = &plan->pieces[plan->item_pieces[i]];
-        int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
-        int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
-        int64_t slot_end = piece->slot_start + (piece->causal ? end - piece->query_start : piece->num_slots);
-        for (int64_t start = piece->slot_start / BLOCK * BLOCK; start < slot_end; start += BLOCK)
-            attend_block(call, item, &rows, &scratch, piece, start, first, end);
+        if (i + 1 < item->piece_end)
+            prefetch_piece(call, item, rows.dim, &plan->pieces[plan->item_pieces[i + 1]]);
+        attend_piece(call, item, &rows, &plan->pieces[plan->item_pieces[i]], scratch.limits);
     }
     finish_rows(call, item, &rows);
 }
 
-static void attend_items(void *context, int thread, int num_threads)
+/* All threads have written when it returns. */
+static void wait_for_others(struct call *call, int num_threads)
+{
+    __atomic_add_fetch(&call->num_written, 1, __ATOMIC_RELEASE);
+    for (int i = 0; __atomic_load_n(&call->num_written, __ATOMIC_ACQUIRE) < num_threads; i++)
+        if (i > 1000)
+            sched_yield(); /* another thread may need this core */
+}
+
+static void run(void *context, int thread, int num_threads)
 {
     struct call *call = context;
     const struct plan *plan = call->plan;
     int64_t size = bx_tree_attention_scratch(plan->head_dim, plan->max_rows);
-    (void)num_threads;
+    write_tokens(call, thread, num_threads);
+    wait_for_others(call, num_threads);
     if (call->kernel.begin)
         call->kernel.begin();
     for (;;) {
@@ -374,9 +406,6 @@ static void attend_items(void *context, int thread, int num_threads)
 /* Writes the step's keys and values, then attends; see the structures for what goes in. */
 BX_EXPORT void bx_tree_attention(const struct plan *plan, const struct layer *layer)
 {
-    struct call call = {plan, layer, choose_kernel(plan->dtype), 0};
-    int64_t elements = (int64_t)plan->num_tokens * plan->num_kv_heads * padded(plan->head_dim);
-    /* starting threads takes as long as writing some ten thousand elements */
-    bx_parallel(write_tokens, &call, elements < 1 << 15 ? 1 : plan->num_threads);
-    bx_parallel(attend_items, &call, plan->num_threads);
+    struct call call = {plan, layer, choose_kernel(plan->dtype), 0, 0};
+    bx_parallel(run, &call, plan->num_threads);
 }

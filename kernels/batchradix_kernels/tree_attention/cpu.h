@@ -23,16 +23,29 @@
 
 typedef uint32_t word __attribute__((may_alias)); /* a pair of bfloat16, or the bits of a float */
 
-/* What rows see of one aligned block: slots [low, high) of it. The others may hold anything,
- * NaN included. `keys` and `values` point to the first of the 32 slots. */
-struct block {
+/* What rows see of consecutive aligned blocks: slots [low, high), counted from the first slot of
+ * the first block, which `keys` and `values` point to. The others may hold anything, NaN
+ * included. */
+struct blocks {
     const void *keys, *values;
     int low, high;
 };
 
+/* One of them alone; `bytes` is the size of its keys. */
+static inline struct blocks one_of(const struct blocks *blocks, int index, int bytes)
+{
+    int low = blocks->low - index * BLOCK, high = blocks->high - index * BLOCK;
+    return (struct blocks){
+        (const char *)blocks->keys + (int64_t)index * bytes,
+        (const char *)blocks->values + (int64_t)index * bytes,
+        low > 0 ? low : 0,
+        high < BLOCK ? high : BLOCK,
+    };
+}
+
 /* Consecutive rows and the state of their online softmax: the largest score so far, `sum` of
  * weights relative to it and `out`, the weighted sum of values. `limits`, where not NULL, is the
- * high of each row, in (low, high]; the values of the block are then finite. */
+ * high of each row, in (low, high]; there is one block then, and its values are finite. */
 struct rows {
     int count, dim;
     float scale;      /* of the scores, for powers of two */
@@ -44,22 +57,24 @@ struct rows {
     void *spare;      /* 2 * BLOCK * dim floats of the thread's own */
 };
 
-/* Continues the softmax of the rows over a block. A row's arithmetic depends on nothing but the
- * row and the block. */
-typedef void (*attend_function)(const struct block *block, const struct rows *rows);
+/* Continues the softmax of the rows over the blocks, in order. A row's arithmetic depends on
+ * nothing but the row and the blocks. */
+typedef void (*attend_function)(const struct blocks *blocks, const struct rows *rows);
 
-/* Kernels of float32 pools, and of bfloat16 pools that are widened block by block. */
+/* Kernels of float32 pools, and of bfloat16 pools that are widened block by block; and a row times
+ * a factor in bfloat16. */
 #define DECLARE(name)                                                       \
-    void bx_attend_f32_##name(const struct block *, const struct rows *);   \
-    void bx_attend_widened_##name(const struct block *, const struct rows *);
+    void bx_narrow_##name(const float *from, float factor, uint16_t *to, int count); \
+    void bx_attend_f32_##name(const struct blocks *, const struct rows *);   \
+    void bx_attend_widened_##name(const struct blocks *, const struct rows *);
 DECLARE(plain)
 #if defined(__x86_64__)
 DECLARE(avx2)
 DECLARE(avx512)
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
 #define HAS_BF16_KERNELS 1
-void bx_attend_avx512_bf16(const struct block *, const struct rows *);
-void bx_attend_amx(const struct block *, const struct rows *);
+void bx_attend_avx512_bf16(const struct blocks *, const struct rows *);
+void bx_attend_amx(const struct blocks *, const struct rows *);
 void bx_amx_begin(void); /* on each thread before and after bx_attend_amx */
 void bx_amx_end(void);
 #endif

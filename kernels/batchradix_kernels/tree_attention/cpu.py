@@ -131,6 +131,21 @@ class PairedPool:
         keys[:, at // 16, :, at % 16] = rows[0].reshape(*rows.shape[1:3], padded // width, width)
         values[:, at // width, :, at % width] = rows[1]
 
+    def fill(self, slot_start: int, num_slots: int, value: float) -> None:
+        """Sets keys and values of a run of slots to one number, in every layer."""
+        end = slot_start + num_slots
+        first, last = -(-slot_start // BLOCK), end // BLOCK  # blocks that are filled whole
+        edges = np.arange(slot_start, end)
+        if first < last:
+            blocks = self.storage.view(*self.storage.shape[:3], self.num_slots // BLOCK, -1)
+            blocks[:, :, :, first:last] = value
+            edges = edges[(edges < first * BLOCK) | (edges >= last * BLOCK)]
+        num_layers, _, num_kv_heads, _ = self.storage.shape
+        size = (2, num_kv_heads, len(edges), self.head_dim)
+        kv = torch.full(size, value, dtype=self.storage.dtype)
+        for layer in range(num_layers):
+            self.write(layer, edges, kv)
+
     def _views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [K, S / 16, E / w, 16, w] and values [K, S / w, E, w] with w elements paired."""
         width = 4 // self.storage.element_size()
@@ -271,7 +286,7 @@ class CpuTreeAttention:
         ends = np.cumsum(np.tile(cost, self._num_kv_heads))
         places = np.searchsorted(ends, ends[-1] * np.arange(1, num_parts) / num_parts) + 1
         most = max(1, MAX_ITEM_ELEMENTS // (group * _round_up(self._head_dim)))
-        ranges = []
+        ranges: list[tuple[int, int, int]] = []
         for head in range(self._num_kv_heads):
             cuts = places - head * num_tokens
             edges = np.unique([0, *cuts[(cuts > 0) & (cuts < num_tokens)], num_tokens])

@@ -13,19 +13,17 @@
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define ROWS 6
 
-/* 2 ** x for x <= 0, relative error 3e-6, which is far below bfloat16's 4e-3; one at zero,
+/* 2 ** x for x <= 0, relative error 3e-06, which is far below bfloat16's 4e-3; one at zero,
  * zero far below it, NaN for NaN. */
 INLINE __m512 fast_exp2(__m512 x)
 {
-    x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x); /* the second where one is NaN */
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, n);
-    __m512 y = _mm512_set1_ps(0.009582852944731712f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.055906426161527634f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24024099111557007f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.6931241750717163f));
+    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x) */
+    __m512 y = _mm512_set1_ps(0.013426684774458408f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.052242472767829895f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.241280198097229f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.6930448412895203f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, n);
+    return _mm512_scalef_ps(y, x); /* y * 2 ** floor(x) */
 }
 
 /* Slots [low, high) of 16, as bits. */
@@ -78,7 +76,7 @@ INLINE __m512 multiply_pairs(__m512 sum, __m512i pairs, const uint16_t *pair)
                             (__m512bh)_mm512_set1_epi32((int)*(const word *)pair));
 }
 
-INLINE void multiply_keys(const int count, const struct block *block, const uint16_t *q, int dim,
+INLINE void multiply_keys(const int count, const struct blocks *block, const uint16_t *q, int dim,
                           float (*scores)[BLOCK])
 {
     const uint16_t *keys0 = block->keys, *keys1 = keys0 + 16 * dim;
@@ -121,7 +119,7 @@ INLINE void multiply_values(const int count, const int width, const uint16_t *co
             _mm512_storeu_ps(out + r * dim + column + i * 16, sums[r][i]);
 }
 
-INLINE void attend(const int count, const struct block *block, const struct rows *rows, int first,
+INLINE void attend(const int count, const struct blocks *block, const struct rows *rows, int first,
                    const uint16_t *const *pairs)
 {
     float scores[ROWS][BLOCK] __attribute__((aligned(64)));
@@ -150,7 +148,7 @@ static TARGET const uint16_t *half_pair(const uint16_t *pair, uint32_t kept, uin
     return to;
 }
 
-TARGET void bx_attend_avx512_bf16(const struct block *block, const struct rows *rows)
+static TARGET void attend_pairs(const struct blocks *block, const struct rows *rows)
 {
     const uint16_t *pairs[BLOCK / 2];
     uint16_t *spare = rows->spare;
@@ -169,6 +167,14 @@ TARGET void bx_attend_avx512_bf16(const struct block *block, const struct rows *
     case 3: attend(3, block, rows, row, pairs); break;
     case 2: attend(2, block, rows, row, pairs); break;
     case 1: attend(1, block, rows, row, pairs); break;
+    }
+}
+
+TARGET void bx_attend_avx512_bf16(const struct blocks *blocks, const struct rows *rows)
+{
+    for (int i = 0; i * BLOCK < blocks->high; i++) {
+        struct blocks block = one_of(blocks, i, BLOCK * rows->dim * 2);
+        attend_pairs(&block, rows);
     }
 }
 
@@ -192,44 +198,76 @@ AMX_TARGET void bx_amx_begin(void) { _tile_loadconfig(&tile_config); }
 
 AMX_TARGET void bx_amx_end(void) { _tile_release(); }
 
-/* Scores of 16 rows, [16][32]; reads 16 rows of q whatever is in them. */
-static inline __attribute__((always_inline)) AMX_TARGET void
-multiply_keys_by_tiles(const struct block *block, const uint16_t *q, int dim, float *scores)
+#define AMX_INLINE static inline __attribute__((always_inline)) AMX_TARGET
+
+/* Up to two tiles of rows over one block, which share the loads of keys and values. */
+#define UNIT (2 * TILE)
+
+/* Scores of 16 or 32 rows, [rows][BLOCK]; reads that many rows of q whatever is in them. */
+AMX_INLINE void multiply_keys_by_tiles(const int two, const void *keys, const uint16_t *q, int dim,
+                                       float (*scores)[BLOCK])
 {
-    const uint16_t *keys0 = block->keys, *keys1 = keys0 + 16 * dim;
+    const uint16_t *keys0 = keys, *keys1 = keys0 + 16 * dim;
     STORED_BEFORE_LOADED();
-    _tile_zero(4);
-    _tile_zero(5);
-    for (int e = 0; e < dim; e += 32) {
-        _tile_loadd(6, q + e, dim * 2);
-        _tile_loadd(7, keys0 + e * 16, 64);
-        _tile_dpbf16ps(4, 6, 7);
-        _tile_loadd(3, keys1 + e * 16, 64);
-        _tile_dpbf16ps(5, 6, 3);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (two) {
+        _tile_zero(2);
+        _tile_zero(3);
     }
-    _tile_stored(4, scores, BLOCK * 4);
-    _tile_stored(5, scores + 16, BLOCK * 4);
+    for (int e = 0; e < dim; e += 32) {
+        _tile_loadd(4, q + e, dim * 2);
+        _tile_loadd(6, keys0 + e * 16, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, keys1 + e * 16, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, q + TILE * dim + e, dim * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, scores[0], BLOCK * 4);
+    _tile_stored(1, scores[0] + 16, BLOCK * 4);
+    if (two) {
+        _tile_stored(2, scores[TILE], BLOCK * 4);
+        _tile_stored(3, scores[TILE] + 16, BLOCK * 4);
+    }
 }
 
-static inline __attribute__((always_inline)) AMX_TARGET void
-multiply_values_by_tiles(const uint16_t *values, const uint16_t *weights, float *out, int dim)
+/* Adds weights times values to `out0` and, of the second tile, to `out1`. */
+AMX_INLINE void multiply_values_by_tiles(const int two, const uint16_t *values,
+                                         uint16_t (*weights)[BLOCK], float *out0, float *out1,
+                                         int dim)
 {
     STORED_BEFORE_LOADED();
-    _tile_loadd(6, weights, BLOCK * 2);
+    _tile_loadd(4, weights[0], BLOCK * 2);
+    if (two)
+        _tile_loadd(5, weights[TILE], BLOCK * 2);
     for (int e = 0; e < dim; e += 32) {
-        _tile_loadd(0, out + e, dim * 4);
-        _tile_loadd(1, values + 2 * e, dim * 4);
-        _tile_dpbf16ps(0, 6, 1);
-        _tile_loadd(2, out + e + 16, dim * 4);
-        _tile_loadd(3, values + 2 * e + 32, dim * 4);
-        _tile_dpbf16ps(2, 6, 3);
-        _tile_stored(0, out + e, dim * 4);
-        _tile_stored(2, out + e + 16, dim * 4);
+        _tile_loadd(6, values + 2 * e, dim * 4);
+        _tile_loadd(0, out0 + e, dim * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, values + 2 * e + 32, dim * 4);
+        _tile_loadd(1, out0 + e + 16, dim * 4);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(2, out1 + e, dim * 4);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_loadd(3, out1 + e + 16, dim * 4);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, out0 + e, dim * 4);
+        _tile_stored(1, out0 + e + 16, dim * 4);
+        if (two) {
+            _tile_stored(2, out1 + e, dim * 4);
+            _tile_stored(3, out1 + e + 16, dim * 4);
+        }
     }
 }
 
 /* The values of a block with zeros for the slots outside of it. */
-static TARGET const uint16_t *clean_values(const struct block *block, uint16_t *to, int dim)
+static TARGET const uint16_t *clean_values(const struct blocks *block, uint16_t *to, int dim)
 {
     for (int pair = 0; pair < BLOCK / 2; pair++) {
         uint32_t kept = (2 * pair >= block->low && 2 * pair < block->high ? 0xffffu : 0) |
@@ -239,31 +277,92 @@ static TARGET const uint16_t *clean_values(const struct block *block, uint16_t *
     return to;
 }
 
-AMX_TARGET void bx_attend_amx(const struct block *block, const struct rows *rows)
+/* One unit of rows over one block: its place in the walk over all blocks and units. */
+struct place {
+    int index, first, count;
+};
+
+static inline struct place next_place(struct place at, const struct rows *rows)
 {
-    float scores[TILE][BLOCK] __attribute__((aligned(64)));
-    uint16_t weights[TILE][BLOCK] __attribute__((aligned(64)));
+    at.first += UNIT;
+    if (at.first >= rows->count) {
+        at.first = 0;
+        at.index++;
+    }
+    at.count = rows->count - at.first < UNIT ? rows->count - at.first : UNIT;
+    return at;
+}
+
+static AMX_TARGET void score_unit(struct place at, const struct blocks *blocks,
+                                  const struct rows *rows, float (*scores)[BLOCK])
+{
+    struct blocks block = one_of(blocks, at.index, BLOCK * rows->dim * 2);
+    const uint16_t *q = (const uint16_t *)rows->q + at.first * rows->dim;
+    if (at.count > TILE)
+        multiply_keys_by_tiles(1, block.keys, q, rows->dim, scores);
+    else
+        multiply_keys_by_tiles(0, block.keys, q, rows->dim, scores);
+}
+
+static AMX_TARGET void finish_unit(struct place at, const struct blocks *block,
+                                   const struct rows *rows, float (*scores)[BLOCK],
+                                   const uint16_t *values)
+{
+    uint16_t weights[UNIT][BLOCK] __attribute__((aligned(64)));
     float few[TILE * MAX_DIM] __attribute__((aligned(64)));
-    int dim = rows->dim;
-    const uint16_t *values = block->values;
-    if (block->low > 0 || block->high < BLOCK)
-        values = clean_values(block, rows->spare, dim);
-    for (int first = 0; first < rows->count; first += TILE) {
-        int count = rows->count - first < TILE ? rows->count - first : TILE;
-        float *out = rows->out + first * dim;
-        multiply_keys_by_tiles(block, (const uint16_t *)rows->q + first * dim, dim, scores[0]);
-        for (int r = 0; r < count; r++) {
-            int high = rows->limits ? rows->limits[first + r] : block->high;
-            weigh(scores[r], weights[r], block->low, high, rows->scale, rows->peak + first + r,
-                  rows->sum + (first + r) * LANES, out + r * dim, dim);
+    int dim = rows->dim, last = (at.count - 1) / TILE * TILE, rest = at.count - last;
+    float *out = rows->out + at.first * dim;
+    for (int r = 0; r < at.count; r++) {
+        int row = at.first + r, high = rows->limits ? rows->limits[row] : block->high;
+        weigh(scores[r], weights[r], block->low, high, rows->scale, rows->peak + row,
+              rows->sum + row * LANES, out + r * dim, dim);
+    }
+    /* the rows behind a tile that is not full belong to others */
+    float *tail = rest == TILE ? out + last * dim : few;
+    if (rest < TILE)
+        memcpy(few, out + last * dim, sizeof(float) * rest * dim);
+    if (last)
+        multiply_values_by_tiles(1, values, weights, out, tail, dim);
+    else
+        multiply_values_by_tiles(0, values, weights, tail, NULL, dim);
+    if (rest < TILE)
+        memcpy(out + last * dim, few, sizeof(float) * rest * dim);
+}
+
+/* Asks for keys and values `ahead` bytes behind those of the block. */
+static inline void prefetch_block(const struct blocks *block, int ahead, int bytes)
+{
+    for (int i = ahead; i < ahead + bytes; i += 64) {
+        __builtin_prefetch((const char *)block->keys + i);
+        __builtin_prefetch((const char *)block->values + i);
+    }
+}
+
+/* While a unit's scores become weights, the tiles already multiply those of the next. */
+AMX_TARGET void bx_attend_amx(const struct blocks *blocks, const struct rows *rows)
+{
+    float scores[2][UNIT][BLOCK] __attribute__((aligned(64)));
+    int dim = rows->dim, turn = 0, index = -1;
+    const uint16_t *values = NULL;
+    struct blocks block = {0};
+    struct place at = next_place((struct place){-1, rows->count, 0}, rows);
+    score_unit(at, blocks, rows, scores[turn]);
+    while (at.index * BLOCK < blocks->high) {
+        struct place next = next_place(at, rows);
+        if (next.index * BLOCK < blocks->high)
+            score_unit(next, blocks, rows, scores[!turn]);
+        if (at.index != index) {
+            index = at.index;
+            block = one_of(blocks, index, BLOCK * dim * 2);
+            if ((index + 2) * BLOCK < blocks->high)
+                prefetch_block(&block, 2 * BLOCK * dim * 2, BLOCK * dim * 2);
+            values = block.values;
+            if (block.low > 0 || block.high < BLOCK)
+                values = clean_values(&block, rows->spare, dim);
         }
-        if (count == TILE) {
-            multiply_values_by_tiles(values, weights[0], out, dim);
-        } else { /* the rows behind belong to others */
-            memcpy(few, out, sizeof(float) * count * dim);
-            multiply_values_by_tiles(values, weights[0], few, dim);
-            memcpy(out, few, sizeof(float) * count * dim);
-        }
+        finish_unit(at, &block, rows, scores[turn], values);
+        at = next;
+        turn = !turn;
     }
 }
 #endif

@@ -41,7 +41,7 @@ INLINE float NAME(largest)(VEC v)
     return lanes[0];
 }
 
-INLINE void NAME(multiply_keys)(const int count, const struct block *block, const float *q, int dim,
+INLINE void NAME(multiply_keys)(const int count, const struct blocks *block, const float *q, int dim,
                                 float (*scores)[BLOCK])
 {
     for (int slot = 0; slot < BLOCK; slot += 2 * WIDTH) {
@@ -106,7 +106,7 @@ INLINE void NAME(weigh)(float *scores, int low, int high, float scale, float *pe
     NAME(store)(sum, total);
 }
 
-INLINE void NAME(multiply_values)(const int count, const struct block *block,
+INLINE void NAME(multiply_values)(const int count, const struct blocks *block,
                                   float (*weights)[BLOCK], float *out, int dim)
 {
     for (int e = 0; e < dim; e += 2 * WIDTH) {
@@ -131,7 +131,7 @@ INLINE void NAME(multiply_values)(const int count, const struct block *block,
     }
 }
 
-INLINE void NAME(attend)(const int count, const struct block *block, const struct rows *rows,
+INLINE void NAME(attend)(const int count, const struct blocks *block, const struct rows *rows,
                          int first)
 {
     float scores[ROWS][BLOCK] __attribute__((aligned(64))) = {{0}};
@@ -146,7 +146,7 @@ INLINE void NAME(attend)(const int count, const struct block *block, const struc
     NAME(multiply_values)(count, block, scores, out, dim);
 }
 
-TARGET void NAME(bx_attend_f32)(const struct block *block, const struct rows *rows)
+INLINE void NAME(attend_rows)(const struct blocks *block, const struct rows *rows)
 {
     int row = 0;
     for (; row + ROWS <= rows->count; row += ROWS)
@@ -162,18 +162,25 @@ TARGET void NAME(bx_attend_f32)(const struct block *block, const struct rows *ro
     }
 }
 
-TARGET void NAME(bx_attend_widened)(const struct block *block, const struct rows *rows)
+TARGET void NAME(bx_attend_f32)(const struct blocks *blocks, const struct rows *rows)
 {
-    int dim = rows->dim;
-    float *keys = rows->spare, *values = keys + BLOCK * dim;
+    for (int i = 0; i * BLOCK < blocks->high; i++) {
+        struct blocks block = one_of(blocks, i, BLOCK * rows->dim * 4);
+        NAME(attend_rows)(&block, rows);
+    }
+}
+
+/* Widens the keys of a block and the values that count. */
+INLINE void NAME(widen)(const struct blocks *block, float *keys, float *values, int dim)
+{
     for (int half = 0; half < 2; half++) {
         const word *pairs = (const word *)block->keys + half * dim / 2 * 16;
-        float *to = keys + half * dim * 16;
+        word *to = (word *)keys + half * dim * 16;
         for (int e = 0; e < dim; e += 2)
             for (int slot = 0; slot < 16; slot++) {
-                uint32_t pair = pairs[e / 2 * 16 + slot];
-                ((word *)to)[e * 16 + slot] = pair << 16;
-                ((word *)to)[e * 16 + 16 + slot] = pair & 0xffff0000;
+                word pair = pairs[e / 2 * 16 + slot];
+                to[e * 16 + slot] = pair << 16;
+                to[e * 16 + 16 + slot] = pair & 0xffff0000;
             }
     }
     for (int pair = block->low / 2; 2 * pair < block->high; pair++) {
@@ -184,8 +191,24 @@ TARGET void NAME(bx_attend_widened)(const struct block *block, const struct rows
             to[dim + e] = from[e] & 0xffff0000;
         }
     }
-    struct block widened = {keys, values, block->low, block->high};
-    NAME(bx_attend_f32)(&widened, rows);
+}
+
+TARGET void NAME(bx_attend_widened)(const struct blocks *blocks, const struct rows *rows)
+{
+    float *keys = rows->spare, *values = keys + BLOCK * rows->dim;
+    for (int i = 0; i * BLOCK < blocks->high; i++) {
+        struct blocks block = one_of(blocks, i, BLOCK * rows->dim * 2);
+        NAME(widen)(&block, keys, values, rows->dim);
+        block.keys = keys;
+        block.values = values;
+        NAME(attend_rows)(&block, rows);
+    }
+}
+
+TARGET void NAME(bx_narrow)(const float *from, float factor, uint16_t *to, int count)
+{
+    for (int i = 0; i < count; i++)
+        to[i] = narrow(from[i] * factor);
 }
 
 #undef VEC
