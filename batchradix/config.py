@@ -211,8 +211,8 @@ class EngineOptions:
             value = getattr(self, name)
             _require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
         _require(
-            self.attention in ("auto", "torch"),
-            f"attention must be auto or torch, not {self.attention!r}",
+            self.attention in ("auto", "torch", "cpu"),
+            f"attention must be auto, torch or cpu, not {self.attention!r}",
         )
         _require(
             self.speculate in ("auto", "off")
@@ -367,7 +367,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """`EngineOptions` with nothing left open."""
+    """`EngineOptions` with nothing left open, but that ``attention`` may be auto: the engine
+    knows which backends serve the model."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     device: str
@@ -445,7 +446,7 @@ def resolve_engine(
     return EngineSettings(
         dtype=dtype,
         device=device,
-        attention="torch" if options.attention == "auto" else options.attention,
+        attention=options.attention,
         batch_size=options.batch_size or DEFAULT_BATCH_SIZE,
         prefill_tokens=options.prefill_tokens or DEFAULT_PREFILL_TOKENS,
         kv_tokens=kv_tokens,

@@ -88,6 +88,18 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel
 
 
 @pytest.fixture(scope="session")
+def native() -> Callable[[], None]:
+    """Called by a test that needs the C kernels: skips it where they were not built."""
+    from batchradix_kernels.native import library
+
+    def need() -> None:
+        if library() is None:
+            pytest.skip("the C kernels were not built")
+
+    return need
+
+
+@pytest.fixture(scope="session")
 def i3() -> ModuleType:
     """The module ``tests/oracle/i3.py``: greedy answers compared with those of an oracle."""
     return _load("i3", Path(__file__).parent / "oracle" / "i3.py")

@@ -98,7 +98,7 @@ def run(
     ] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    attention: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
+    attention: Annotated[str, typer.Option(help="auto, torch or cpu (C kernels).")] = "auto",
     batch_size: Annotated[
         int | None, typer.Option(help="Most rows that decode together; 64.")
     ] = None,

@@ -29,6 +29,8 @@ from batchradix.types import (
     TokenTable,
 )
 
+ATTENTION = "auto"  # of `engine_settings`; a test module may set another
+
 
 class PoisoningRunner(ModelRunner):
     """Fills the free slots of the pool with NaN before every step that moves nothing: what is
@@ -48,7 +50,7 @@ def engine_settings(**changes: Any) -> EngineSettings:
     values: dict[str, Any] = {
         "dtype": "float32",
         "device": "cpu",
-        "attention": "torch",
+        "attention": ATTENTION,
         "batch_size": 32,
         "prefill_tokens": 256,
         "kv_tokens": 20_000,

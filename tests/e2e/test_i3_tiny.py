@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
@@ -90,6 +90,17 @@ class Case:
     def smallest_pool(self) -> int:
         """KV slots of the row that needs most: its prompt and its answer but for the last."""
         return max(len(row.prompt) + row.max_tokens - 1 for row in self.oracle)
+
+
+@pytest.fixture(scope="module", params=["torch", "cpu"], autouse=True)
+def attention(
+    request: pytest.FixtureRequest, harness: ModuleType, native: Callable[[], None]
+) -> Iterator[None]:
+    if request.param == "cpu":
+        native()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "ATTENTION", request.param)
+        yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -1,20 +1,30 @@
-"""Which attention backend bears which name."""
+"""Which attention backend bears which name, and which one ``auto`` means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
+from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.errors import OptionError
 
 BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
     "torch": TorchAttention,
+    "cpu": CpuAttention,
 }
 
 
 def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
-    """Raises `OptionError` for a name that is not in `BACKENDS`."""
+    """``auto``: the C kernels where they serve the shape, else torch operations.
+
+    Raises `OptionError` for a name that is not in `BACKENDS`, or one that cannot serve.
+    """
+    serves = CpuAttention.serves(shape)
+    if name == "auto":
+        name = "cpu" if serves else "torch"
     if name not in BACKENDS:
-        raise OptionError(f"attention must be one of {', '.join(BACKENDS)}, not {name!r}")
+        raise OptionError(f"attention must be auto, {', '.join(BACKENDS)}, not {name!r}")
+    if name == "cpu" and not serves:
+        raise OptionError(f"attention cpu cannot be used here: {CpuAttention.missing(shape)}")
     return BACKENDS[name](shape)

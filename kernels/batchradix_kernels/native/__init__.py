@@ -8,6 +8,7 @@ them; tensors go in as pointers, so what calls must keep them alive and contiguo
 from __future__ import annotations
 
 import ctypes
+import os
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,8 @@ import torch
 
 __all__ = ["Level", "level", "library", "limit_level"]
 
-_FILE = Path(__file__).parent.with_name("_native.so")
+# Another build of the same sources may stand in, one with sanitizers say.
+_FILE = Path(os.environ.get("BATCHRADIX_NATIVE") or Path(__file__).parent.with_name("_native.so"))
 
 
 class Level(IntEnum):

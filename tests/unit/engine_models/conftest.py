@@ -102,7 +102,7 @@ def open_runner(
     settings = EngineSettings(
         dtype=dtype,
         device=device,
-        attention="torch",
+        attention="auto",
         batch_size=8,
         prefill_tokens=64,
         kv_tokens=num_slots,

@@ -1,4 +1,4 @@
-"""The torch backend against the float64 reference on random trees in a poisoned pool."""
+"""Every backend against the float64 reference on random trees in a poisoned pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.cpu_backend import CpuAttention
+from batchradix.engine.attention.registry import make_backend
 from batchradix.engine.attention.torch_backend import TorchAttention
+from batchradix.errors import OptionError
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import tree_attention_reference
 
@@ -58,21 +61,37 @@ class Tree:
                 self.context.append([start, length, below, len(self.slots)])
 
 
-@pytest.fixture(params=["as it is", "without flash attention"])
-def whichever_kernel(request, monkeypatch):
-    """The backend must not depend on an operator that other devices lack."""
-    if request.param != "as it is":
+@pytest.fixture(params=["torch", "torch without flash attention", "cpu"])
+def backend_name(request, monkeypatch, native):
+    """The torch backend must not depend on an operator that other devices lack."""
+    if request.param == "torch without flash attention":
         monkeypatch.setattr("batchradix_kernels.tree_attention.is_available", lambda: False)
+    if request.param == "cpu":
+        native()
+    return request.param.split()[0]
 
 
-@pytest.mark.usefixtures("whichever_kernel")
+def read(pool, layer: int, slots) -> torch.Tensor:
+    """Keys and values [2, K, n, E] of one layer."""
+    if isinstance(pool, torch.Tensor):
+        return pool[layer][:, :, slots]
+    return pool.read(layer, np.array(slots, dtype=np.int64))
+
+
+def write(pool, layer: int, slots, kv: torch.Tensor) -> None:
+    if isinstance(pool, torch.Tensor):
+        pool[layer][:, :, slots] = kv
+    else:
+        pool.write(layer, np.array(slots, dtype=np.int64), kv)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), HEADS)
 @pytest.mark.parametrize(
     ("depth", "width", "max_length"), [(0, 1, 9), (1, 9, 6), (3, 2, 5), (13, 1, 3), (1, 7, 40)]
 )
 def test_a_random_tree_equals_the_reference(
-    lab, dtype, num_heads, num_kv_heads, head_dim, depth, width, max_length
+    lab, backend_name, dtype, num_heads, num_kv_heads, head_dim, depth, width, max_length
 ):
     tree = Tree(head_dim + depth, depth, width, max_length)
     shape = AttentionShape(
@@ -84,13 +103,13 @@ def test_a_random_tree_equals_the_reference(
         dtype=dtype,
         device=torch.device("cpu"),
     )
-    backend = TorchAttention(shape)
+    backend = make_backend(backend_name, shape)
     pool = backend.allocate(POOL_SLOTS)
     backend.poison(pool, 0, POOL_SLOTS)
     torch.manual_seed(0)
-    pool[:, :, :, tree.old_slots] = torch.randn(
-        2, 2, num_kv_heads, len(tree.old_slots), head_dim
-    ).to(dtype)
+    for layer in range(2):
+        old = torch.randn(2, num_kv_heads, len(tree.old_slots), head_dim).to(dtype)
+        write(pool, layer, tree.old_slots, old)
     num_tokens = len(tree.slots)
     step = lab.make_step(
         range(num_tokens),
@@ -105,45 +124,40 @@ def test_a_random_tree_equals_the_reference(
         k, v = torch.randn(2, num_tokens, num_kv_heads, head_dim)
         out = backend.run(layer, q, k, v, pool, plan)
         assert out.dtype == dtype
-        assert torch.equal(pool[layer, 0, :, tree.slots], k.transpose(0, 1).to(dtype))
+        assert torch.equal(read(pool, layer, tree.slots)[0], k.transpose(0, 1).to(dtype))
         wanted = tree_attention_reference(
-            q.to(dtype), *pool[layer], tree.context, tree.causal, scale=shape.scale
+            q.to(dtype),
+            *read(pool, layer, range(POOL_SLOTS)),
+            tree.context,
+            tree.causal,
+            scale=shape.scale,
         )
         assert_matches(out.view_as(wanted), wanted, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keys_and_values_leave_the_pool_and_come_back_bit_for_bit(dtype):
-    shape = AttentionShape(
-        num_layers=2,
-        num_heads=6,
-        num_kv_heads=3,
-        head_dim=8,
-        scale=1.0,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    backend = TorchAttention(shape)
+def test_keys_and_values_leave_the_pool_and_come_back_bit_for_bit(backend_name, dtype):
+    backend = make_backend(backend_name, small_shape(dtype, num_layers=2))
     pool, other = backend.allocate(40), backend.allocate(20)
-    pool.copy_(torch.randn(pool.shape))
+    held = torch.randn(2, 2, 1, 40, 64).to(dtype)
+    for layer in range(2):
+        write(pool, layer, range(40), held[layer])
     slots = np.array([30, 31, 4, 39, 0])
     k, v = backend.export(pool, slots)
-    assert k.shape == v.shape == (2, 3, 5, 8)
-    assert torch.equal(k, pool[:, 0][:, :, slots])
-    assert torch.equal(v, pool[:, 1][:, :, slots])
+    assert k.shape == v.shape == (2, 1, 5, 64)
+    assert torch.equal(k, held[:, 0][:, :, slots])
+    assert torch.equal(v, held[:, 1][:, :, slots])
     backend.poison(other, 0, 20)
     backend.load(other, 7, k, v)
     again = backend.export(other, np.arange(7, 12))
     assert all(map(torch.equal, again, (k, v)))
-    outside = [slot for slot in range(20) if not 7 <= slot < 12]
-    assert torch.isnan(other[:, :, :, outside]).all()
+    outside = np.array([slot for slot in range(20) if not 7 <= slot < 12])
+    assert all(side.isnan().all() for side in backend.export(other, outside))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("broken", ["q", "k", "first k"])
-def test_a_query_that_went_bad_is_never_given_zeros(lab, dtype, broken):
-    shape = AttentionShape(
-        num_layers=1,
+def small_shape(dtype: torch.dtype, num_layers: int = 1) -> AttentionShape:
+    return AttentionShape(
+        num_layers=num_layers,
         num_heads=2,
         num_kv_heads=1,
         head_dim=64,
@@ -151,7 +165,12 @@ def test_a_query_that_went_bad_is_never_given_zeros(lab, dtype, broken):
         dtype=dtype,
         device=torch.device("cpu"),
     )
-    backend = TorchAttention(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("broken", ["q", "k", "first k"])
+def test_a_query_that_went_bad_is_never_given_zeros(lab, backend_name, dtype, broken):
+    backend = make_backend(backend_name, small_shape(dtype))
     pool = backend.allocate(16)
     step = lab.make_step(range(5), range(5), range(5), causal=[[0, 5, 0, 5]])
     q = torch.randn(5, 2, 64)
@@ -159,3 +178,39 @@ def test_a_query_that_went_bad_is_never_given_zeros(lab, dtype, broken):
     {"q": q, "k": k, "first k": k[:1]}[broken].fill_(torch.nan)
     out = backend.run(0, q, k, v, pool, backend.plan(step))
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moves_read_all_before_they_write_and_touch_every_layer(backend_name, dtype):
+    backend = make_backend(backend_name, small_shape(dtype, num_layers=3))
+    pool = backend.allocate(100)
+    backend.poison(pool, 0, 100)
+    before = torch.randn(3, 2, 1, 100, 64).to(dtype)
+    for layer in range(3):
+        write(pool, layer, range(100), before[layer])
+    backend.move(pool, np.array([[10, 5, 33], [43, 38, 7], [90, 0, 3]]))
+    wanted = before.clone()
+    wanted[..., 5:45, :] = before[..., 10:50, :]
+    wanted[..., 0:3, :] = before[..., 90:93, :]
+    for layer in range(3):
+        assert torch.equal(read(pool, layer, range(100)), wanted[layer])
+    backend.poison(pool, 7, 30)
+    for layer in range(3):
+        got = read(pool, layer, range(100))
+        assert got[:, :, 7:37].isnan().all()
+        assert torch.equal(got[:, :, 37:], wanted[layer, :, :, 37:])
+
+
+def test_auto_means_the_c_kernels_where_they_serve(native):
+    native()
+    assert isinstance(make_backend("auto", small_shape(torch.float32)), CpuAttention)
+    assert isinstance(make_backend("auto", small_shape(torch.float16)), TorchAttention)
+    with pytest.raises(OptionError, match="no kernel for float16 with heads of 64; use torch"):
+        make_backend("cpu", small_shape(torch.float16))
+
+
+def test_without_the_c_kernels_torch_serves(monkeypatch):
+    monkeypatch.setattr("batchradix_kernels.tree_attention.cpu.library", lambda: None)
+    assert isinstance(make_backend("auto", small_shape(torch.float32)), TorchAttention)
+    with pytest.raises(OptionError, match="not built; install with a C compiler, or use torch"):
+        make_backend("cpu", small_shape(torch.float32))

@@ -1,0 +1,89 @@
+"""Attention over tree nodes through the C kernels of the kernel library (`tree_attention.cpu`)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.step import Step
+from batchradix.types import I64
+from batchradix_kernels.tree_attention.cpu import (
+    CpuTreeAttention,
+    CpuTreePlan,
+    PairedPool,
+    is_supported,
+)
+
+
+class CpuAttention:
+    """Implements `AttentionBackend`."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self._kernel = CpuTreeAttention(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            scale=shape.scale,
+            dtype=shape.dtype,
+        )
+        self._num_slots = 0
+
+    @staticmethod
+    def serves(shape: AttentionShape) -> bool:
+        """Whether the kernels were built and know this shape, dtype and device."""
+        return shape.device.type == "cpu" and is_supported(shape.dtype, shape.head_dim)
+
+    @staticmethod
+    def missing(shape: AttentionShape) -> str:
+        """Why it does not serve, and what to do instead."""
+        if shape.device.type != "cpu":
+            return f"the model is on {shape.device.type}; use torch"
+        if not is_supported(torch.float32, 64):
+            return "the C kernels were not built; install with a C compiler, or use torch"
+        kind = str(shape.dtype).removeprefix("torch.")
+        return f"there is no kernel for {kind} with heads of {shape.head_dim}; use torch"
+
+    def allocate(self, num_slots: int) -> PairedPool:
+        self._num_slots = num_slots
+        return self._kernel.allocate(self.shape.num_layers, num_slots)
+
+    def move(self, pool: PairedPool, moves: I64) -> None:
+        if len(moves) == 0:
+            return
+        sources = np.concatenate([np.arange(s, s + n) for s, _, n in moves])
+        targets = np.concatenate([np.arange(t, t + n) for _, t, n in moves])
+        for layer in range(self.shape.num_layers):
+            pool.write(layer, targets, pool.read(layer, sources))
+
+    def poison(self, pool: PairedPool, slot_start: int, num_slots: int) -> None:
+        pool.fill(slot_start, num_slots, math.nan)
+
+    def export(self, pool: PairedPool, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
+        layers = [pool.read(layer, slots) for layer in range(self.shape.num_layers)]
+        keys, values = torch.stack(layers).unbind(1)
+        return keys, values
+
+    def load(
+        self, pool: PairedPool, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor
+    ) -> None:
+        slots = np.arange(slot_start, slot_start + k_LKnE.shape[2])
+        for layer, kv in enumerate(torch.stack((k_LKnE, v_LKnE), dim=1)):
+            pool.write(layer, slots, kv)
+
+    def plan(self, step: Step) -> CpuTreePlan:
+        return self._kernel.plan(step.slots, step.context, step.causal, self._num_slots)
+
+    def run(
+        self,
+        layer: int,
+        q_THE: torch.Tensor,
+        k_TKE: torch.Tensor,
+        v_TKE: torch.Tensor,
+        pool: PairedPool,
+        plan: CpuTreePlan,
+    ) -> torch.Tensor:
+        return self._kernel.run(plan, pool, layer, q_THE, k_TKE, v_TKE)

@@ -1,0 +1,411 @@
+/* Cascade attention on the CPU: one call a layer writes keys and values and attends.
+ *
+ * Threads own query rows (a query token and one query head of a key head's group), so nothing is
+ * merged between them: the softmax of a row goes on from piece to piece, in order of position. */
+#include "cpu.h"
+
+#include <sched.h>
+
+enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
+
+/* Queries [query_start, query_end) attend to slots from slot_start on; query_start + i to the
+ * first i + 1 of them where causal, else to num_slots. */
+struct piece {
+    int32_t slot_start, num_slots, query_start, query_end, causal;
+};
+
+/* Queries of one key head that one thread attends, and their pieces: a part of `item_pieces`. */
+struct item {
+    int32_t head, query_start, query_end, piece_start, piece_end;
+};
+
+/* What stays the same over the layers of a step. */
+struct plan {
+    int32_t dtype; /* of pool and output */
+    int32_t num_tokens, num_heads, num_kv_heads, head_dim;
+    int32_t num_items, num_threads, max_rows; /* the most rows of an item */
+    float scale;
+    int64_t num_slots;    /* a multiple of BLOCK */
+    const int64_t *slots; /* [num_tokens], where new keys and values go */
+    const struct piece *pieces;
+    const struct item *items;
+    const int32_t *item_pieces;
+    char *scratch; /* num_threads times bx_tree_attention_scratch bytes, aligned to 64 */
+};
+
+/* A tensor [tokens, heads, head_dim], the last axis dense; strides in elements. */
+struct heads {
+    const void *data;
+    int64_t token_stride, head_stride;
+    int32_t dtype;
+};
+
+struct layer {
+    void *keys, *values; /* of all key heads, in the pool */
+    struct heads q, k, v;
+    void *out;  /* [num_tokens, num_heads, head_dim] */
+    float *lse; /* [num_tokens, num_heads] natural logarithms, or NULL */
+};
+
+struct kernel {
+    attend_function attend;
+    void (*narrow)(const float *from, float factor, uint16_t *to, int count);
+    int takes_bfloat16; /* its queries */
+    void (*begin)(void), (*end)(void);
+};
+
+static struct kernel choose_kernel(int dtype)
+{
+    int level = bx_level(), narrow_pool = dtype == BFLOAT16;
+#if defined(__x86_64__)
+#ifdef HAS_BF16_KERNELS
+    if (narrow_pool && level >= BX_AMX)
+        return (struct kernel){bx_attend_amx, bx_narrow_avx512, 1, bx_amx_begin, bx_amx_end};
+    if (narrow_pool && level >= BX_AVX512_BF16)
+        return (struct kernel){bx_attend_avx512_bf16, bx_narrow_avx512, 1, NULL, NULL};
+#endif
+    if (level >= BX_AVX512)
+        return (struct kernel){narrow_pool ? bx_attend_widened_avx512 : bx_attend_f32_avx512,
+                               bx_narrow_avx512, 0, NULL, NULL};
+    if (level >= BX_AVX2)
+        return (struct kernel){narrow_pool ? bx_attend_widened_avx2 : bx_attend_f32_avx2, bx_narrow_avx2,
+                               0, NULL, NULL};
+#endif
+    (void)level;
+    return (struct kernel){narrow_pool ? bx_attend_widened_plain : bx_attend_f32_plain, bx_narrow_plain,
+                           0, NULL, NULL};
+}
+
+static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK; }
+
+/* What a thread needs for an item of `rows` rows. */
+struct scratch {
+    void *q, *spare;
+    float *out, *sum, *peak;
+    int *limits;
+};
+
+static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_t dim)
+{
+    int64_t used = 0;
+    rows = (rows + 2 * TILE - 1) / TILE * TILE; /* a tile more than there are */
+#define TAKE(type, count) (type)(base + (used += (count) * 4) - (count) * 4)
+    scratch->q = TAKE(void *, rows * dim);
+    scratch->out = TAKE(float *, rows * dim);
+    scratch->sum = TAKE(float *, rows * LANES);
+    scratch->peak = TAKE(float *, rows);
+    scratch->limits = TAKE(int *, rows);
+    scratch->spare = TAKE(void *, 2 * BLOCK * dim);
+#undef TAKE
+    return used;
+}
+
+/* Bytes of scratch that a thread needs; a multiple of 64. */
+BX_EXPORT int64_t bx_tree_attention_scratch(int32_t head_dim, int32_t max_rows)
+{
+    struct scratch scratch;
+    return lay_out(&scratch, NULL, max_rows, padded(head_dim));
+}
+
+static void read_f32(const struct heads *from, int64_t token, int64_t head, int dim, float *to)
+{
+    int64_t at = token * from->token_stride + head * from->head_stride;
+    if (from->dtype == FLOAT32) {
+        memcpy(to, (const float *)from->data + at, sizeof(float) * dim);
+    } else {
+        const uint16_t *row = (const uint16_t *)from->data + at;
+        for (int e = 0; e < dim; e++)
+            to[e] = widen(row[e]);
+    }
+}
+
+static void read_bf16(const struct kernel *kernel, const struct heads *from, int64_t token,
+                      int64_t head, int dim, uint16_t *to)
+{
+    int64_t at = token * from->token_stride + head * from->head_stride;
+    if (from->dtype == BFLOAT16) {
+        memcpy(to, (const uint16_t *)from->data + at, sizeof(uint16_t) * dim);
+    } else {
+        kernel->narrow((const float *)from->data + at, 1, to, dim);
+    }
+}
+
+/* ---- keys and values into the pool ---- */
+
+static void write_token_f32(const struct plan *plan, const struct layer *layer, int64_t token)
+{
+    float row[MAX_DIM] = {0};
+    int head_dim = plan->head_dim, dim = padded(head_dim);
+    int64_t slot = plan->slots[token];
+    for (int head = 0; head < plan->num_kv_heads; head++) {
+        float *keys = (float *)layer->keys + head * plan->num_slots * dim;
+        float *values = (float *)layer->values + head * plan->num_slots * dim;
+        read_f32(&layer->k, token, head, head_dim, row);
+        for (int e = 0; e < dim; e++)
+            keys[slot / 16 * 16 * dim + e * 16 + slot % 16] = row[e];
+        read_f32(&layer->v, token, head, head_dim, row);
+        memcpy(values + slot * dim, row, sizeof(float) * dim);
+    }
+}
+
+static void write_token_bf16(const struct plan *plan, const struct layer *layer,
+                             const struct kernel *kernel, int64_t token)
+{
+    uint16_t row[MAX_DIM] = {0};
+    int head_dim = plan->head_dim, dim = padded(head_dim);
+    int64_t slot = plan->slots[token];
+    for (int head = 0; head < plan->num_kv_heads; head++) {
+        uint16_t *keys = (uint16_t *)layer->keys + head * plan->num_slots * dim;
+        uint16_t *values = (uint16_t *)layer->values + head * plan->num_slots * dim;
+        read_bf16(kernel, &layer->k, token, head, head_dim, row);
+        keys += slot / 16 * 16 * dim + slot % 16 * 2;
+        for (int e = 0; e < dim; e += 2)
+            memcpy(keys + e * 16, row + e, 4);
+        read_bf16(kernel, &layer->v, token, head, head_dim, row);
+        values += slot / 2 * 2 * dim + slot % 2;
+        for (int e = 0; e < dim; e++)
+            values[2 * e] = row[e];
+    }
+}
+
+struct call {
+    const struct plan *plan;
+    const struct layer *layer;
+    struct kernel kernel;
+    int num_written, next_item; /* shared: threads that have written, the next item to take */
+};
+
+static void write_tokens(const struct call *call, int thread, int num_threads)
+{
+    int64_t count = call->plan->num_tokens;
+    int64_t end = count * (thread + 1) / num_threads;
+    for (int64_t token = count * thread / num_threads; token < end; token++) {
+        if (call->plan->dtype == FLOAT32)
+            write_token_f32(call->plan, call->layer, token);
+        else
+            write_token_bf16(call->plan, call->layer, &call->kernel, token);
+    }
+}
+
+/* ---- attention ---- */
+
+static int values_are_finite(const struct blocks *block, int dtype, int dim)
+{
+    uint32_t broken = 0;
+    if (dtype == FLOAT32) {
+        const word *bits = (const word *)block->values;
+        for (int i = block->low * dim; i < block->high * dim; i++)
+            broken |= (bits[i] & 0x7f800000) == 0x7f800000;
+        return !broken;
+    }
+    const uint16_t *bits = block->values;
+    for (int slot = block->low; slot < block->high; slot++)
+        for (int e = 0; e < dim; e++)
+            broken |= (bits[slot / 2 * 2 * dim + 2 * e + slot % 2] & 0x7f80) == 0x7f80;
+    return !broken;
+}
+
+static struct rows part_of(const struct rows *rows, int first, int count, int q_bytes)
+{
+    struct rows part = *rows;
+    part.count = count;
+    part.q = (const char *)rows->q + (int64_t)first * rows->dim * q_bytes;
+    part.peak += first;
+    part.sum += first * LANES;
+    part.out += first * rows->dim;
+    return part;
+}
+
+/* Rows of which each sees one slot more than the one before (`group` rows alike). */
+static void attend_causal(const struct call *call, struct blocks block, struct rows *rows,
+                          const int *limits, int q_bytes)
+{
+    if (values_are_finite(&block, call->plan->dtype, rows->dim)) {
+        rows->limits = limits;
+        call->kernel.attend(&block, rows);
+        return;
+    }
+    for (int r = 0; r < rows->count; r++) { /* a weight of zero would not hide what is broken */
+        struct rows one = part_of(rows, r, 1, q_bytes);
+        block.high = limits[r];
+        call->kernel.attend(&block, &one);
+    }
+}
+
+/* The queries [first, end) of the item whose rows are `rows`, over one block of a causal piece. */
+static void attend_causal_block(const struct call *call, const struct item *item,
+                                const struct rows *rows, const struct piece *piece,
+                                const struct blocks *block, int64_t block_start, int *limits,
+                                int first, int end)
+{
+    int group = call->plan->num_heads / call->plan->num_kv_heads;
+    int q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
+    /* query t sees the slots of the block up to t + seen, not included */
+    int64_t seen = piece->slot_start - piece->query_start + 1 - block_start;
+    if (first + seen <= block->low)
+        first = (int)(block->low + 1 - seen);
+    int all = block->high - seen < end ? (int)(block->high - seen) : end; /* see all of it */
+    if (first < all) {
+        int count = (all - first) * group;
+        for (int r = 0; r < count; r++)
+            limits[r] = (int)(first + r / group + seen);
+        struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
+        attend_causal(call, *block, &some, limits, q_bytes);
+        first = all;
+    }
+    if (first < end) {
+        int count = (end - first) * group;
+        struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
+        call->kernel.attend(block, &some);
+    }
+}
+
+/* Asks for the first block of a piece, while another is attended. */
+static void prefetch_piece(const struct call *call, const struct item *item, int dim,
+                           const struct piece *piece)
+{
+    const struct plan *plan = call->plan;
+    int64_t element = plan->dtype == FLOAT32 ? 4 : 2, bytes = BLOCK * dim * element;
+    int64_t offset = item->head * plan->num_slots * dim * element + piece->slot_start / BLOCK * bytes;
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch((const char *)call->layer->keys + offset + i);
+        __builtin_prefetch((const char *)call->layer->values + offset + i);
+    }
+}
+
+static void attend_piece(const struct call *call, const struct item *item, const struct rows *rows,
+                         const struct piece *piece, int *limits)
+{
+    const struct plan *plan = call->plan;
+    int group = plan->num_heads / plan->num_kv_heads, element = plan->dtype == FLOAT32 ? 4 : 2;
+    int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
+    int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
+    int num_slots = piece->causal ? end - piece->query_start : piece->num_slots;
+    int64_t start = piece->slot_start / BLOCK * BLOCK;
+    int64_t offset = (item->head * plan->num_slots + start) * rows->dim * element;
+    struct blocks blocks = {
+        .keys = (const char *)call->layer->keys + offset,
+        .values = (const char *)call->layer->values + offset,
+        .low = (int)(piece->slot_start - start),
+        .high = (int)(piece->slot_start - start + num_slots),
+    };
+    if (!piece->causal) {
+        struct rows some = part_of(rows, (first - item->query_start) * group,
+                                   (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
+        call->kernel.attend(&blocks, &some);
+        return;
+    }
+    for (int i = 0; i * BLOCK < blocks.high; i++) {
+        struct blocks block = one_of(&blocks, i, BLOCK * rows->dim * element);
+        attend_causal_block(call, item, rows, piece, &block, start + i * BLOCK, limits, first, end);
+    }
+}
+
+static void begin_rows(const struct call *call, const struct item *item, const struct rows *rows)
+{
+    const struct plan *plan = call->plan;
+    int group = plan->num_heads / plan->num_kv_heads, head_dim = plan->head_dim, dim = rows->dim;
+    for (int r = 0; r < rows->count; r++) {
+        int64_t token = item->query_start + r / group, head = item->head * group + r % group;
+        if (call->kernel.takes_bfloat16) {
+            uint16_t *q = (uint16_t *)rows->q + r * dim;
+            read_bf16(&call->kernel, &call->layer->q, token, head, head_dim, q);
+            memset(q + head_dim, 0, sizeof(uint16_t) * (dim - head_dim));
+        } else {
+            float *q = (float *)rows->q + r * dim;
+            read_f32(&call->layer->q, token, head, head_dim, q);
+            memset(q + head_dim, 0, sizeof(float) * (dim - head_dim));
+            if (plan->dtype == BFLOAT16 && call->layer->q.dtype == FLOAT32)
+                for (int e = 0; e < head_dim; e++)
+                    q[e] = widen(narrow(q[e]));
+        }
+        rows->peak[r] = -INFINITY;
+    }
+    memset(rows->sum, 0, sizeof(float) * rows->count * LANES);
+    memset(rows->out, 0, sizeof(float) * rows->count * dim);
+}
+
+static void finish_rows(const struct call *call, const struct item *item, const struct rows *rows)
+{
+    const struct plan *plan = call->plan;
+    int group = plan->num_heads / plan->num_kv_heads, head_dim = plan->head_dim;
+    for (int r = 0; r < rows->count; r++) {
+        int64_t token = item->query_start + r / group, head = item->head * group + r % group;
+        int64_t place = token * plan->num_heads + head;
+        const float *from = rows->out + r * rows->dim, *lanes = rows->sum + r * LANES;
+        float sum = 0;
+        for (int i = 0; i < LANES; i++)
+            sum += lanes[i];
+        float factor = 1 / sum; /* a row that saw nothing becomes NaN */
+        if (plan->dtype == FLOAT32) {
+            float *to = (float *)call->layer->out + place * head_dim;
+            for (int e = 0; e < head_dim; e++)
+                to[e] = from[e] * factor;
+        } else {
+            uint16_t *to = (uint16_t *)call->layer->out + place * head_dim;
+            call->kernel.narrow(from, factor, to, head_dim);
+        }
+        if (call->layer->lse)
+            call->layer->lse[place] = rows->peak[r] * plan->scale + logf(sum);
+    }
+}
+
+static void attend_item(const struct call *call, const struct item *item, char *base)
+{
+    const struct plan *plan = call->plan;
+    int group = plan->num_heads / plan->num_kv_heads;
+    struct scratch scratch;
+    struct rows rows = {
+        .count = (item->query_end - item->query_start) * group,
+        .dim = padded(plan->head_dim),
+        .scale = plan->scale * 1.4426950408889634f,
+    };
+    lay_out(&scratch, base, plan->max_rows, rows.dim);
+    rows.q = scratch.q;
+    rows.peak = scratch.peak;
+    rows.sum = scratch.sum;
+    rows.out = scratch.out;
+    rows.spare = scratch.spare;
+    begin_rows(call, item, &rows);
+    for (int i = item->piece_start; i < item->piece_end; i++) {
+        if (i + 1 < item->piece_end)
+            prefetch_piece(call, item, rows.dim, &plan->pieces[plan->item_pieces[i + 1]]);
+        attend_piece(call, item, &rows, &plan->pieces[plan->item_pieces[i]], scratch.limits);
+    }
+    finish_rows(call, item, &rows);
+}
+
+/* All threads have written when it returns. */
+static void wait_for_others(struct call *call, int num_threads)
+{
+    __atomic_add_fetch(&call->num_written, 1, __ATOMIC_RELEASE);
+    for (int i = 0; __atomic_load_n(&call->num_written, __ATOMIC_ACQUIRE) < num_threads; i++)
+        if (i > 1000)
+            sched_yield(); /* another thread may need this core */
+}
+
+static void run(void *context, int thread, int num_threads)
+{
+    struct call *call = context;
+    const struct plan *plan = call->plan;
+    int64_t size = bx_tree_attention_scratch(plan->head_dim, plan->max_rows);
+    write_tokens(call, thread, num_threads);
+    wait_for_others(call, num_threads);
+    if (call->kernel.begin)
+        call->kernel.begin();
+    for (;;) {
+        int i = __atomic_fetch_add(&call->next_item, 1, __ATOMIC_RELAXED);
+        if (i >= plan->num_items)
+            break;
+        attend_item(call, &plan->items[i], plan->scratch + thread * size);
+    }
+    if (call->kernel.end)
+        call->kernel.end();
+}
+
+/* Writes the step's keys and values, then attends; see the structures for what goes in. */
+BX_EXPORT void bx_tree_attention(const struct plan *plan, const struct layer *layer)
+{
+    struct call call = {plan, layer, choose_kernel(plan->dtype), 0, 0};
+    bx_parallel(run, &call, plan->num_threads);
+}

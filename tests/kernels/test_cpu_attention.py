@@ -1,0 +1,291 @@
+"""Attention in C on every instruction set of this machine, against the float64 reference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchradix_kernels.native import Level, level, library, limit_level
+from batchradix_kernels.testing import TOLERANCES, assert_matches
+from batchradix_kernels.tree_attention import tree_attention_reference
+from batchradix_kernels.tree_attention.cpu import CpuTreeAttention, is_supported
+from batchradix_kernels.tree_attention.reference import slots_of_query
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the C kernels were not built")
+
+LEVELS = [each for each in Level if each <= (level() or 0)]
+DTYPES = [torch.float32, torch.bfloat16]
+HEADS = [(2, 2, 64), (9, 3, 64), (4, 1, 128), (7, 1, 96), (16, 2, 32), (6, 2, 80), (3, 1, 20)]
+
+
+@pytest.fixture(params=LEVELS, ids=[each.name for each in LEVELS])
+def each_level(request: pytest.FixtureRequest):
+    limit_level(request.param)
+    yield request.param
+    limit_level(Level.AMX)
+
+
+@dataclass
+class Case:
+    """Queries and pieces over a pool in which everything else is NaN."""
+
+    slots: list[int]  # of the queries
+    context: list[tuple[int, int, int, int]] = field(default_factory=list)
+    causal: list[tuple[int, int, int, int]] = field(default_factory=list)
+    heads: tuple[int, int, int] = (6, 2, 64)
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        num_heads, num_kv_heads, head_dim = self.heads
+        count = len(self.slots)
+        torch.manual_seed(self.seed)
+        self.q, self.k, self.v = (
+            torch.randn(count, heads, head_dim) for heads in (num_heads, num_kv_heads, num_kv_heads)
+        )
+        pieces = self.context + self.causal
+        self.num_slots = max(start + length for start, length, *_ in pieces) + 3
+        used = {s for start, length, *_ in pieces for s in range(start, start + length)}
+        self.old = sorted(used - set(self.slots))
+        self.old_kv = torch.randn(2, num_kv_heads, len(self.old), head_dim).to(self.dtype)
+        self.scale = head_dim**-0.5
+
+    def kernel(self) -> CpuTreeAttention:
+        num_heads, num_kv_heads, head_dim = self.heads
+        return CpuTreeAttention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=self.scale,
+            dtype=self.dtype,
+        )
+
+    def run(self, *, change=None):
+        """Output [T, H, E] and log-sum-exps [T, H]; ``change(pool)`` after the old slots."""
+        kernel = self.kernel()
+        pool = kernel.allocate(2, self.num_slots)
+        pool.storage.fill_(math.nan)
+        pool.write(1, np.array(self.old, dtype=np.int64), self.old_kv)
+        if change is not None:
+            change(pool)
+        plan = kernel.plan(
+            np.array(self.slots, dtype=np.int64),
+            np.array(self.context, dtype=np.int64).reshape(-1, 4),
+            np.array(self.causal, dtype=np.int64).reshape(-1, 4),
+            self.num_slots,
+        )
+        lse = torch.full(self.q.shape[:2], math.nan)
+        out = kernel.run(plan, pool, 1, self.q, self.k, self.v, lse=lse)
+        assert pool.storage[0].isnan().all()
+        return out.view(self.q.shape), lse
+
+    def pool(self) -> torch.Tensor:
+        """Keys and values [2, K, S, E] as they are after the step, NaN where none are."""
+        _, num_kv_heads, head_dim = self.heads
+        pool = torch.full((2, num_kv_heads, self.num_slots, head_dim), math.nan)
+        pool[:, :, self.old] = self.old_kv.float()
+        new = torch.stack([self.k, self.v]).to(self.dtype).float()
+        pool[:, :, self.slots] = new.transpose(1, 2)
+        return pool
+
+    def check(self) -> None:
+        out, lse = self.run()
+        assert out.dtype == self.dtype
+        q, pool = self.q.to(self.dtype), self.pool()
+        wanted = tree_attention_reference(q, *pool, self.context, self.causal, scale=self.scale)
+        assert_matches(out, wanted, TOLERANCES[self.dtype])
+        assert_matches(lse, self._lse(q, pool[0]), TOLERANCES[torch.float32], what="lse")
+
+    def _lse(self, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        group = self.heads[0] // self.heads[1]
+        keys = keys.double().repeat_interleave(group, dim=0)  # [H, S, E]
+        rows = []
+        for t in range(len(self.slots)):
+            seen = keys[:, slots_of_query(t, self.context, self.causal)]
+            scores = torch.einsum("he,hse->hs", q[t].double(), seen) * self.scale
+            rows.append(scores.logsumexp(dim=1))
+        return torch.stack(rows).float()
+
+
+def tree(num_rows: int, start: int = 5) -> tuple[list, list, list]:
+    """A shared root, a document for every four rows, a tail of another length for each."""
+    context, slots, at = [(start, 70, 0, num_rows)], [], start + 73
+    for row in range(num_rows):
+        if row % 4 == 0:
+            context.append((at, 33 + row, row, min(row + 4, num_rows)))
+            at += 33 + row + row % 3
+    for row in range(num_rows):
+        length = 1 + 7 * row % 50
+        context.append((at, length, row, row + 1))
+        slots.append(at + length - 1)
+        at += length + row % 2
+    return slots, context, []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("num_rows", [1, 9, 23])
+def test_decoding_rows_below_shared_nodes_equal_the_reference(each_level, dtype, heads, num_rows):
+    Case(*tree(num_rows), heads=heads, dtype=dtype, seed=num_rows).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("length", [1, 33, 100])
+def test_prefill_behind_a_context_equals_the_reference(each_level, dtype, heads, length):
+    start = 77
+    slots = list(range(start, start + length))
+    context, causal = [(3, 70, 0, length)], [(start, length, 0, length)]
+    Case(slots, context, causal, heads=heads, dtype=dtype, seed=length).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_three_hundred_queries_of_nested_new_nodes_equal_the_reference(each_level, dtype):
+    """A new parent with two new children, the second after rows that decode below the first."""
+    slots = [*range(9, 159), *range(170, 260), *range(301, 361)]
+    causal = [(9, 150, 0, 150), (170, 90, 150, 240), (301, 60, 240, 300)]
+    context = [(0, 9, 0, 300), (9, 150, 150, 300)]
+    Case(slots, context, causal, heads=(3, 1, 64), dtype=dtype).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("start", range(0, 36, 5))
+@pytest.mark.parametrize("length", [1, 2, 17, 32, 61])
+def test_pieces_may_begin_and_end_anywhere(each_level, dtype, start, length):
+    own = start + length + 2
+    Case([own], [(start, length, 0, 1), (own, 1, 0, 1)], [], dtype=dtype).check()
+
+
+@st.composite
+def trees(draw) -> Case:
+    """Any tree of old nodes, new nodes and decoding rows, its slots with gaps and in any order."""
+    slots: list[int] = []
+    context: list[tuple[int, int, int, int]] = []
+    causal: list[tuple[int, int, int, int]] = []
+    at = [draw(st.integers(0, 40))]
+
+    def grow(depth: int) -> None:
+        length, start = draw(st.integers(1, 40)), at[0]
+        at[0] += length + draw(st.integers(0, 3))
+        first, place = len(slots), len(context)
+        is_new = draw(st.booleans()) or depth == 0
+        if is_new:
+            slots.extend(range(start, start + length))
+            causal.append((start, length, first, first + length))
+            first += length
+        if depth:
+            for _ in range(draw(st.integers(1, 3))):
+                grow(depth - 1)
+            context.insert(place, (start, length, first, len(slots)))
+
+    grow(draw(st.integers(0, 3)))
+    heads = draw(st.sampled_from(HEADS))
+    return Case(slots, context, causal, heads=heads, dtype=draw(st.sampled_from(DTYPES)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=trees(), limit=st.sampled_from(LEVELS), threads=st.sampled_from([1, 2, 7]))
+def test_any_tree_equals_the_reference(case, limit, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    limit_level(limit)
+    try:
+        case.check()
+    finally:
+        limit_level(Level.AMX)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_inputs_of_either_dtype_equal_dense_ones(each_level, dtype):
+    case = Case(*tree(9), dtype=dtype)
+    dense, _ = case.run()
+    qkv = torch.cat([case.q, case.k, case.v], dim=1)
+    case.q, case.k, case.v = qkv[:, :6].to(dtype), qkv[:, 6:8], qkv[:, 8:].to(dtype)
+    mixed, _ = case.run()
+    assert torch.equal(dense, mixed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(2, 2, 64), (9, 3, 64), (7, 1, 96)])
+def test_a_row_is_the_same_bit_for_bit_whatever_stands_beside_it(each_level, dtype, heads):
+    case = Case(*tree(23), heads=heads, dtype=dtype)
+    together, together_lse = case.run()
+    pool = case.pool().to(dtype)
+    before = torch.get_num_threads()
+    for row in (0, 5, 13, 22):
+        context = [(s, n, 0, 1) for s, n, a, b in case.context if a <= row < b]
+        alone = Case([case.slots[row]], context, [], heads=heads, dtype=dtype)
+        alone.q, alone.k, alone.v = (x[row : row + 1] for x in (case.q, case.k, case.v))
+        alone.old_kv = pool[:, :, alone.old]
+        torch.set_num_threads(1)
+        out, lse = alone.run()
+        assert torch.equal(out[0], together[row])
+        assert torch.equal(lse[0], together_lse[row])
+    torch.set_num_threads(3)
+    assert torch.equal(case.run()[0], together)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prefill_row_is_the_same_whether_its_chunk_ends_behind_it_or_later(each_level, dtype):
+    whole = Case(list(range(7, 107)), [], [(7, 100, 0, 100)], dtype=dtype)
+    out, _ = whole.run()
+    for length in (1, 40, 57):
+        part = Case(list(range(7, 7 + length)), [], [(7, length, 0, length)], dtype=dtype)
+        part.q, part.k, part.v = (x[:length] for x in (whole.q, whole.k, whole.v))
+        assert torch.equal(part.run()[0], out[:length])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("broken", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_broken_decoding_row_breaks_itself_alone(each_level, dtype, broken, value):
+    case = Case(*tree(23), dtype=dtype)
+    healthy, _ = case.run()
+    getattr(case, broken)[13] = value
+    out, _ = case.run()
+    assert not out[13].isfinite().any()
+    others = [row for row in range(23) if row != 13]
+    assert torch.equal(out[others], healthy[others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("broken", ["k", "v"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_broken_token_breaks_no_token_before_it(each_level, dtype, broken, value):
+    case = Case(list(range(7, 107)), [], [(7, 100, 0, 100)], dtype=dtype)
+    healthy, _ = case.run()
+    getattr(case, broken)[41] = value
+    out, _ = case.run()
+    assert torch.equal(out[:41], healthy[:41])
+    assert not out[41:].isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_far_apart_neither_overflow_nor_vanish(each_level, dtype):
+    case = Case(*tree(9), dtype=dtype)
+    case.q *= 300
+    case.check()
+
+
+def test_pools_give_back_what_was_written():
+    for dtype in DTYPES:
+        kernel = Case([0], [(0, 1, 0, 1)], heads=(4, 2, 20), dtype=dtype).kernel()
+        pool = kernel.allocate(3, 100)
+        slots = np.array([0, 99, 31, 32, 2, 45])
+        kv = torch.randn(2, 2, len(slots), 20).to(dtype)
+        pool.write(2, slots, kv)
+        assert torch.equal(pool.read(2, slots), kv)
+
+
+def test_half_precision_and_wide_heads_are_left_to_others():
+    assert is_supported(torch.bfloat16, 256)
+    assert not is_supported(torch.float16, 64)
+    assert not is_supported(torch.float32, 257)
