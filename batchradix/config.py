@@ -23,6 +23,7 @@ DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
 MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantize = Literal["off", "int8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
 Speculate = Literal["auto", "off"] | int
 
@@ -155,7 +156,8 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer, except for two things:
+    """How the engine runs; never changes a greedy float32 answer, except for three things:
+    ``quantize`` rounds weights and activations of the linear layers to 8 bits;
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
     circles goes on to ``max_tokens``.
@@ -166,6 +168,7 @@ class EngineOptions:
     """
 
     dtype: DType = "auto"
+    quantize: Quantize = "off"
     device: str = "auto"
     attention: str = "auto"
     batch_size: int | None = None
@@ -185,6 +188,10 @@ class EngineOptions:
         _require(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
+        )
+        _require(
+            self.quantize in ("off", "int8"),
+            f"quantize must be off or int8, not {self.quantize!r}",
         )
         _require(
             isinstance(self.device, str),
@@ -343,6 +350,14 @@ class EngineSettings:
     forced_text: bool = True
     repetition_guard: bool = True
     speculate: Speculate = "off"
+    quantize: Quantize = "off"
+
+    @property
+    def precision(self) -> str:
+        """What the model computes in, for people."""
+        if self.quantize == "off":
+            return self.dtype
+        return f"{self.dtype} with {self.quantize} layers"
 
 
 def resolve_engine(
@@ -359,9 +374,15 @@ def resolve_engine(
     in elements; ``weight_bytes_float32`` what its parameters take in float32;
     ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool).
     KV memory is 40 % of what host memory the weights leave, 90 % on a device.
-    Raises `OptionError` when less than one page of KV would be left.
+    Raises `OptionError` when less than one page of KV would be left, and for quantised layers
+    on another device than the CPU.
     """
     device = machine.device if options.device == "auto" else options.device
+    _require(
+        options.quantize == "off" or device == "cpu",
+        f"quantize {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
+        f"set the device to cpu",
+    )
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
@@ -401,5 +422,6 @@ def resolve_engine(
         forced_text=options.forced_text,
         repetition_guard=options.repetition_guard,
         speculate=options.speculate,
+        quantize=options.quantize,
         num_threads=options.num_threads or machine.num_threads,
     )

@@ -58,7 +58,9 @@ class ModelRunner:
         )
         with torch.inference_mode():
             try:
-                self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
+                self._model: CausalLM | None = load_model(
+                    checkpoint, dtype, self._device, quantize=settings.quantize
+                )
                 self._pool = self._attention.allocate(settings.kv_tokens)
             except RuntimeError as error:
                 if not _is_out_of_memory(error):

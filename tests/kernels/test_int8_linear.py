@@ -10,7 +10,15 @@ from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(1, 1, 1), (3, 7, 5), (2, 48, 33), (16, 64, 32), (35, 192, 50), (1, 576, 960), (70, 64, 16)]
+SHAPES = [
+    (1, 1, 1),
+    (3, 7, 5),
+    (2, 48, 33),
+    (16, 64, 32),
+    (35, 192, 50),
+    (1, 576, 960),
+    (70, 64, 16),
+]
 
 
 def exact(x: QuantisedRows, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

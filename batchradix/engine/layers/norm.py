@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from batchradix_kernels.rms_norm import rms_norm
+from batchradix.engine.layers.linear import Rows
+from batchradix_kernels.rms_norm import rms_norm, rms_norm_int8
 
 
 class RMSNorm:
@@ -16,4 +17,10 @@ class RMSNorm:
 
     def __call__(self, x_TD: torch.Tensor, left: torch.Tensor | None = None) -> torch.Tensor:
         """[T, D] to [T, D]; ``left`` is added to ``x_TD``, in place, before."""
+        return rms_norm(x_TD, self.weight, self.epsilon, left)
+
+    def before(self, is_quantised: bool, x_TD: torch.Tensor, left: torch.Tensor | None) -> Rows:
+        """The same for a linear layer that may want its rows in 8 bits."""
+        if is_quantised:
+            return rms_norm_int8(x_TD, self.weight, self.epsilon, left)
         return rms_norm(x_TD, self.weight, self.epsilon, left)

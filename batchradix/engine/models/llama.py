@@ -14,13 +14,13 @@ import torch
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.layers.embedding import Embedding
 from batchradix.engine.layers.head import OutputHead, StoredRows, TableRows, WeightRows
-from batchradix.engine.layers.linear import PlainLinear, make_linear
+from batchradix.engine.layers.linear import PlainLinear, Rows, make_linear
 from batchradix.engine.layers.norm import RMSNorm
 from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.load import Weights
 from batchradix_kernels.rope import rope
-from batchradix_kernels.swiglu import swiglu
+from batchradix_kernels.swiglu import swiglu, swiglu_int8
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
@@ -47,11 +47,12 @@ class LlamaAttention:
             [f"{name}.o_proj"], [config.hidden_size], q_size, bias=config.output_bias
         )
 
-    def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
-        heads = self.qkv_proj(x_TD).view(x_TD.shape[0], -1, self.head_dim)
+    def __call__(self, x_TD: Rows, angles: Angles, batch: Batch) -> torch.Tensor:
+        qkv = self.qkv_proj(x_TD)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         rope(heads, *angles, self.num_heads, self.num_kv_heads, self.norms)
-        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q_THE, k_TKE, v_TKE = heads.split(sizes, dim=1)
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q_THE, k_TKE, v_TKE = torch.split(heads, sizes, dim=1)
         out = batch.attention.run(self.layer, q_THE, k_TKE, v_TKE, batch.pool, batch.plan)
         return self.o_proj(out)
 
@@ -70,8 +71,11 @@ class LlamaMLP:
             [f"{name}.down_proj"], [config.hidden_size], size, bias=config.mlp_bias
         )
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(swiglu(self.gate_up_proj(x_TD)))
+    def __call__(self, x_TD: Rows) -> torch.Tensor:
+        gate_up = self.gate_up_proj(x_TD)
+        if self.down_proj.is_quantised:
+            return self.down_proj(swiglu_int8(gate_up))
+        return self.down_proj(swiglu(gate_up))
 
 
 class LlamaLayer:
@@ -91,8 +95,10 @@ class LlamaLayer:
         self, x_TD: torch.Tensor, left: torch.Tensor | None, angles: Angles, batch: Batch
     ) -> torch.Tensor:
         """Adds to ``x_TD`` in place; what is left to be added to it is given and returned."""
-        left = self.attention(self.input_norm(x_TD, left), angles, batch)
-        return self.mlp(self.mlp_norm(x_TD, left))
+        attention, mlp = self.attention, self.mlp
+        rows = self.input_norm.before(attention.qkv_proj.is_quantised, x_TD, left)
+        left = attention(rows, angles, batch)
+        return mlp(self.mlp_norm.before(mlp.gate_up_proj.is_quantised, x_TD, left))
 
 
 class Llama:

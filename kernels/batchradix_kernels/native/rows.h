@@ -92,23 +92,11 @@ BX_INLINE float bx_quantise_row(int8_t *restrict out, const float *restrict row,
     return peak / 127.0f;
 }
 
-/* Row `r` of `out`, from aligned float32; `scales` is for int8 alone. */
-BX_INLINE void bx_store_row(void *restrict out, float *scales, int64_t r, int64_t width,
-                            const float *restrict row, int kind)
-{
-    if (kind == BX_INT8) {
-        scales[r] = bx_quantise_row((int8_t *)out + r * width, row, width);
-        return;
-    }
-    for (int64_t i = 0; i < width; i++)
-        bx_store(out, r * width + i, kind, row[i]);
-}
-
 /* Float32 scratch on the stack for one row. */
 #define BX_SCRATCH(name, width) float name[width] __attribute__((aligned(64)))
 
 /* Elements worth a second thread: waking one costs some microseconds. */
-#define BX_ELEMENTS_A_THREAD 32768
+#define BX_ELEMENTS_A_THREAD 16384
 
 BX_INLINE int bx_threads(int64_t elements, int most)
 {

@@ -13,29 +13,37 @@ struct rms_norm {
 BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, int kind,
                          int out_kind)
 {
-    int64_t width = c->width;
+    int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
+    const char *residual = c->residual;
     BX_SCRATCH(row, width);
     for (int64_t r = first; r < last; r++) {
         int64_t at = r * width;
-        if (c->residual) {
+        char *restrict x = (char *)c->x + at * bytes;
+        if (residual) {
             for (int64_t i = 0; i < width; i++) {
-                float sum = bx_load(c->x, at + i, kind) + bx_load(c->residual, at + i, kind);
+                float sum = bx_load(x, i, kind) + bx_load(residual + at * bytes, i, kind);
+                bx_store(x, i, kind, sum);
                 row[i] = kind == BX_FLOAT32 ? sum : bx_float((uint32_t)bx_bfloat16(sum) << 16);
             }
-            for (int64_t i = 0; i < width; i++)
-                bx_store(c->x, at + i, kind, row[i]);
         } else {
             for (int64_t i = 0; i < width; i++)
-                row[i] = bx_load(c->x, at + i, kind);
+                row[i] = bx_load(x, i, kind);
         }
         float squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < width; i++)
             squares += row[i] * row[i];
         float factor = 1.0f / sqrtf(squares / (float)width + c->epsilon);
+        const void *weight = c->weight;
+        if (out_kind != BX_INT8) {
+            char *restrict out = (char *)c->out + at * bytes;
+            for (int64_t i = 0; i < width; i++)
+                bx_store(out, i, kind, row[i] * factor * bx_load(weight, i, kind));
+            continue;
+        }
         for (int64_t i = 0; i < width; i++)
-            row[i] = row[i] * factor * bx_load(c->weight, i, kind);
-        bx_store_row(c->out, c->scales, r, width, row, out_kind);
+            row[i] = row[i] * factor * bx_load(weight, i, kind);
+        c->scales[r] = bx_quantise_row((int8_t *)c->out + at, row, width);
     }
 }
 

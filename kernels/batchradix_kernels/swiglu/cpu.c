@@ -29,16 +29,22 @@ BX_INLINE float exponential(float power)
 
 BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kind, int out_kind)
 {
-    int64_t width = c->width;
+    int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
     BX_SCRATCH(row, width);
     for (int64_t r = first; r < last; r++) {
-        int64_t at = r * 2 * width;
+        const char *gates = (const char *)c->gate_up + r * 2 * width * bytes;
+        const char *ups = gates + width * bytes;
+        char *restrict out = (char *)c->out + r * width * (out_kind == BX_INT8 ? 1 : bytes);
         for (int64_t i = 0; i < width; i++) {
-            float value = bx_load(c->gate_up, at + i, kind);
-            float up = bx_load(c->gate_up, at + width + i, kind);
-            row[i] = value / (1.0f + exponential(-value)) * up;
+            float value = bx_load(gates, i, kind);
+            value = value / (1.0f + exponential(-value)) * bx_load(ups, i, kind);
+            if (out_kind == BX_INT8)
+                row[i] = value;
+            else
+                bx_store(out, i, kind, value);
         }
-        bx_store_row(c->out, c->scales, r, width, row, out_kind);
+        if (out_kind == BX_INT8)
+            c->scales[r] = bx_quantise_row((int8_t *)out, row, width);
     }
 }
 
