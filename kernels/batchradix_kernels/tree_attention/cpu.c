@@ -9,9 +9,15 @@
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
 /* Queries [query_start, query_end) attend to slots from slot_start on; query_start + i to the
- * first i + 1 of them where causal, else to num_slots. */
+ * first limit + i of them where causal, else to num_slots. Where it has parts, the slots are
+ * those of the parts one after the other, and its blocks are counted from its own first slot
+ * instead of being those of the pool. */
 struct piece {
-    int32_t slot_start, num_slots, query_start, query_end, causal;
+    int32_t slot_start, num_slots, query_start, query_end, causal, limit, part_start, part_end;
+};
+
+struct part {
+    int32_t slot_start, num_slots;
 };
 
 /* Queries of one key head that one thread attends, and their pieces: a part of `item_pieces`. */
@@ -28,6 +34,7 @@ struct plan {
     int64_t num_slots;    /* a multiple of BLOCK */
     const int64_t *slots; /* [num_tokens], where new keys and values go */
     const struct piece *pieces;
+    const struct part *parts;
     const struct item *items;
     const int32_t *item_pieces;
     char *scratch; /* num_threads times bx_tree_attention_scratch bytes, aligned to 64 */
@@ -84,7 +91,7 @@ static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK;
 
 /* What a thread needs for an item of `rows` rows. */
 struct scratch {
-    void *q, *spare;
+    void *q, *spare, *window;
     float *out, *sum, *peak;
     int *limits;
 };
@@ -100,6 +107,7 @@ static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_
     scratch->peak = TAKE(float *, rows);
     scratch->limits = TAKE(int *, rows);
     scratch->spare = TAKE(void *, 2 * BLOCK * dim);
+    scratch->window = TAKE(void *, 2 * BLOCK * dim);
 #undef TAKE
     return used;
 }
@@ -237,25 +245,15 @@ static void attend_causal(const struct call *call, struct block block, struct ro
     }
 }
 
-/* The queries [first, end) of the item whose rows are `rows`, over one aligned block. */
+/* The queries [first, end) of the item whose rows are `rows`, over one block. Where causal,
+ * query t sees the slots of the block below t + seen. */
 static void attend_block(const struct call *call, const struct item *item, const struct rows *rows,
-                         struct scratch *scratch, const struct piece *piece, int64_t block_start,
+                         struct scratch *scratch, struct block block, int causal, int64_t seen,
                          int first, int end)
 {
-    const struct plan *plan = call->plan;
-    int group = plan->num_heads / plan->num_kv_heads, dim = rows->dim;
-    int element = plan->dtype == FLOAT32 ? 4 : 2, q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
-    int64_t offset = (item->head * plan->num_slots + block_start) * dim * element;
-    int64_t slot_end = piece->slot_start + (piece->causal ? end - piece->query_start : piece->num_slots);
-    struct block block = {
-        .keys = (const char *)call->layer->keys + offset,
-        .values = (const char *)call->layer->values + offset,
-        .low = piece->slot_start > block_start ? (int)(piece->slot_start - block_start) : 0,
-        .high = slot_end < block_start + BLOCK ? (int)(slot_end - block_start) : BLOCK,
-    };
-    if (piece->causal) {
-        /* query t sees the slots of the block up to seen(t), not included */
-        int64_t seen = piece->slot_start - piece->query_start + 1 - block_start;
+    int group = call->plan->num_heads / call->plan->num_kv_heads;
+    int q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
+    if (causal) {
         if (first + seen <= block.low)
             first = (int)(block.low + 1 - seen);
         int all = block.high - seen < end ? (int)(block.high - seen) : end; /* see all of it */
@@ -272,6 +270,108 @@ static void attend_block(const struct call *call, const struct item *item, const
         struct rows some = part_of(rows, (first - item->query_start) * group,
                                    (end - first) * group, q_bytes);
         call->kernel.attend(&block, &some);
+    }
+}
+
+/* The slots [low, high) of the pool's aligned block from `start` on. */
+static struct block pool_block(const struct call *call, const struct item *item, int64_t start,
+                               int64_t low, int64_t high, int dim)
+{
+    const struct plan *plan = call->plan;
+    int64_t offset = (item->head * plan->num_slots + start) * dim * (plan->dtype == FLOAT32 ? 4 : 2);
+    return (struct block){
+        .keys = (const char *)call->layer->keys + offset,
+        .values = (const char *)call->layer->values + offset,
+        .low = low > 0 ? (int)low : 0,
+        .high = high < BLOCK ? (int)high : BLOCK,
+    };
+}
+
+static void attend_piece(const struct call *call, const struct item *item, const struct rows *rows,
+                         struct scratch *scratch, const struct piece *piece, int first, int end)
+{
+    int64_t num_slots = piece->num_slots;
+    if (piece->causal && piece->limit + end - 1 - piece->query_start < num_slots)
+        num_slots = piece->limit + end - 1 - piece->query_start;
+    int64_t slot_end = piece->slot_start + num_slots;
+    for (int64_t start = piece->slot_start / BLOCK * BLOCK; start < slot_end; start += BLOCK) {
+        struct block block = pool_block(call, item, start, piece->slot_start - start,
+                                        slot_end - start, rows->dim);
+        attend_block(call, item, rows, scratch, block, piece->causal,
+                     piece->slot_start + piece->limit - piece->query_start - start, first, end);
+    }
+}
+
+/* Copies keys and values of `count` slots to places of a block of their own. */
+static void copy_slots(const struct block *from, int64_t slot, void *to_keys, void *to_values,
+                       int place, int count, int dtype, int dim)
+{
+    int words = dtype == FLOAT32 ? dim : dim / 2; /* of a key */
+    for (int done = 0, run; done < count; done += run) {
+        int64_t source = slot + done;
+        int target = place + done, room = 16 - (int)(source % 16);
+        run = 16 - target % 16 < room ? 16 - target % 16 : room;
+        run = count - done < run ? count - done : run;
+        const word *keys = (const word *)from->keys + source / 16 * words * 16 + source % 16;
+        word *to = (word *)to_keys + target / 16 * words * 16 + target % 16;
+        for (int e = 0; e < words; e++)
+            memcpy(to + e * 16, keys + e * 16, sizeof(word) * run);
+    }
+    if (dtype == FLOAT32) {
+        memcpy((word *)to_values + place * dim, (const word *)from->values + slot * dim,
+               sizeof(word) * count * dim);
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        int64_t source = slot + i, target = place + i;
+        const uint16_t *values = (const uint16_t *)from->values + source / 2 * 2 * dim + source % 2;
+        uint16_t *to = (uint16_t *)to_values + target / 2 * 2 * dim + target % 2;
+        for (int e = 0; e < dim; e++)
+            to[2 * e] = values[2 * e];
+    }
+}
+
+/* The next up to 32 slots of a piece's parts: in the pool where they are a block of it, else put
+ * together in scratch. `part` and `used` say how far the parts are read. */
+static struct block next_window(const struct call *call, const struct item *item,
+                                struct scratch *scratch, const struct part **part, int *used,
+                                int count, int dim)
+{
+    const struct plan *plan = call->plan;
+    int64_t slot = (*part)->slot_start + *used;
+    if (slot % BLOCK == 0 && *used + count <= (*part)->num_slots) {
+        *used += count;
+        return pool_block(call, item, slot, 0, count, dim);
+    }
+    char *values = (char *)scratch->window + BLOCK * dim * (plan->dtype == FLOAT32 ? 4 : 2);
+    struct block all = pool_block(call, item, 0, 0, BLOCK, dim);
+    for (int place = 0; place < count;) {
+        if (*used == (*part)->num_slots) {
+            ++*part;
+            *used = 0;
+        }
+        int taken = (*part)->num_slots - *used;
+        taken = count - place < taken ? count - place : taken;
+        copy_slots(&all, (*part)->slot_start + *used, scratch->window, values, place, taken,
+                   plan->dtype, dim);
+        place += taken;
+        *used += taken;
+    }
+    return (struct block){.keys = scratch->window, .values = values, .low = 0, .high = count};
+}
+
+/* The same for a piece with parts, in blocks of its own. */
+static void attend_windows(const struct call *call, const struct item *item,
+                           const struct rows *rows, struct scratch *scratch,
+                           const struct piece *piece, int first, int end)
+{
+    const struct part *part = call->plan->parts + piece->part_start;
+    int used = 0;
+    for (int start = 0; start < piece->num_slots; start += BLOCK) {
+        int count = piece->num_slots - start < BLOCK ? piece->num_slots - start : BLOCK;
+        struct block block = next_window(call, item, scratch, &part, &used, count, rows->dim);
+        attend_block(call, item, rows, scratch, block, piece->causal,
+                     (int64_t)piece->limit - piece->query_start - start, first, end);
     }
 }
 
@@ -346,9 +446,10 @@ static void attend_item(const struct call *call, const struct item *item, char *
         const struct piece *piece = &plan->pieces[plan->item_pieces[i]];
         int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
         int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
-        int64_t slot_end = piece->slot_start + (piece->causal ? end - piece->query_start : piece->num_slots);
-        for (int64_t start = piece->slot_start / BLOCK * BLOCK; start < slot_end; start += BLOCK)
-            attend_block(call, item, &rows, &scratch, piece, start, first, end);
+        if (piece->part_start < piece->part_end)
+            attend_windows(call, item, &rows, &scratch, piece, first, end);
+        else
+            attend_piece(call, item, &rows, &scratch, piece, first, end);
     }
     finish_rows(call, item, &rows);
 }
