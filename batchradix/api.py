@@ -110,6 +110,7 @@ def run(
     unnest: bool = False,
     keep_truncated: bool = False,
     restart: bool = False,
+    trace: bool = False,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
     show_progress: bool = False,
@@ -135,7 +136,8 @@ def run(
     while it runs and the same call continues after a crash; without, the table comes back in
     memory. ``keep`` names input columns to carry over: by default all of a table in memory, none
     of a file. ``keep_truncated`` keeps the values that truncated answers were closed to, and adds
-    a column ``cut``: the JSON pointer of the first field that was cut short.
+    a column ``cut``: the JSON pointer of the first field that was cut short. ``trace`` writes each
+    step down beside the output, for ``batchradix report``.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -170,6 +172,7 @@ def run(
             unnest=unnest,
             keep_truncated=keep_truncated,
             restart=restart,
+            trace=trace,
         ),
     )
     outcome = pipeline.run(config, progress=choose_progress(quiet=not show_progress))

@@ -20,6 +20,7 @@ DEFAULT_MAX_TOKENS = 1024
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
+DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -30,6 +31,13 @@ Speculate = Literal["auto", "off"] | int
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
         raise OptionError(sentence)
+
+
+def _require_seconds(name: str, value: object) -> None:
+    _require(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e6,
+        f"{name} must be a number of seconds above 0 (at most 1e6), not {value!r}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +163,18 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer, except for two things:
+    """How the engine runs; never changes a greedy float32 answer, except for three things:
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
-    circles goes on to ``max_tokens``.
+    circles goes on to ``max_tokens``; with ``row_timeout_s`` a row whose answer takes longer than
+    that, counted from its first token on, becomes an error row.
 
     ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
     at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
-    about what sorting the prompts takes; more of them are sorted in parts.
+    about what sorting the prompts takes; more of them are sorted in parts. ``kv_store``: a folder
+    that keeps keys and values of widely shared prefixes for later runs, ``kv_store_bytes`` (None:
+    1 GiB) the most it may take. ``kv_disk_bytes`` (on a GPU ``kv_host_memory_bytes`` instead): the
+    most that keys and values take which the pool has no room for and a planned row will want.
     """
 
     dtype: DType = "auto"
@@ -180,6 +192,11 @@ class EngineOptions:
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None
     plan_memory_bytes: int | None = None
+    row_timeout_s: float | None = None
+    kv_store: Path | str | None = None
+    kv_store_bytes: int | None = None
+    kv_disk_bytes: int | None = None
+    kv_host_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -207,24 +224,37 @@ class EngineOptions:
             f"speculate must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
             f"not {self.speculate!r}",
         )
+        tiers = ("kv_store_bytes", "kv_disk_bytes", "kv_host_memory_bytes")
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
-        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes"):
+        for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes", *tiers):
             value = getattr(self, name)
             _require(
                 value is None
                 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
                 f"{name} must be an integer of at least 1, not {value!r}",
             )
-        seconds = self.grammar_timeout_s
-        _require(
-            isinstance(seconds, (int, float))
-            and not isinstance(seconds, bool)
-            and 0 < seconds <= 1e6,
-            f"grammar_timeout must be a number of seconds above 0 (at most 1e6), not {seconds!r}",
-        )
+        _require_seconds("grammar_timeout", self.grammar_timeout_s)
+        if self.row_timeout_s is not None:
+            _require_seconds("row_timeout", self.row_timeout_s)
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "kv_tokens and kv_memory exclude each other; give one of them",
+        )
+        _require(
+            self.kv_store is None or isinstance(self.kv_store, (Path, str)),
+            f"kv_store must be a folder, not {self.kv_store!r}",
+        )
+        _require(
+            self.kv_store_bytes is None or self.kv_store is not None,
+            "kv_store_size is the most that a kv_store may take; name its folder with kv_store",
+        )
+        _require(
+            self.kv_store is None or self.prefix_cache,
+            "kv_store and no_prefix_cache exclude each other; give one of them",
+        )
+        _require(
+            self.kv_disk_bytes is None or self.kv_host_memory_bytes is None,
+            "kv_disk and kv_host_memory exclude each other; give one of them",
         )
 
 
@@ -237,6 +267,7 @@ class OutputOptions:
     ``failed_rows``: a file that takes the input rows that failed. ``abort_after_failures``:
     error rows after which the run is given up. ``keep_truncated``: truncated rows keep the
     value they were closed to, and a column ``cut`` says from where on it is not the model's.
+    ``trace``: each step of the engine is written to the output's work folder.
     """
 
     path: Path | None = None
@@ -249,6 +280,7 @@ class OutputOptions:
     failed_rows: Path | None = None
     allow_failures: float = 0.0
     abort_after_failures: int | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         for status in self.retry:
@@ -256,6 +288,11 @@ class OutputOptions:
                 status in ("error", "truncated"),
                 f"retry must be error, truncated or both, not {status!r}",
             )
+        _require(isinstance(self.trace, bool), f"trace must be True or False, not {self.trace!r}")
+        _require(
+            not self.trace or self.path is not None,
+            "trace lies beside the output; give an output file",
+        )
         _require(not (self.retry and self.restart), "retry and restart exclude each other")
         _require(not (self.reuse and self.restart), "reuse and restart exclude each other")
         limit = self.abort_after_failures
@@ -344,6 +381,20 @@ class EngineSettings:
     forced_text: bool = True
     repetition_guard: bool = True
     speculate: Speculate = "off"
+    row_timeout_s: float | None = None
+    kv_store: Path | None = None
+    kv_store_bytes: int = DEFAULT_KV_STORE_BYTES
+    kv_disk_bytes: int = 0
+    kv_host_memory_bytes: int = 0
+
+
+def check_host_memory(options: EngineOptions, device: str) -> None:
+    """Raises `OptionError` where host memory is asked for beside host memory."""
+    _require(
+        options.kv_host_memory_bytes is None or device != "cpu",
+        "kv_host_memory is for a GPU, whose own memory is short; on the CPU keys and values are in "
+        "host memory as it is, so give kv_memory more, or kv_disk",
+    )
 
 
 def resolve_engine(
@@ -363,6 +414,7 @@ def resolve_engine(
     Raises `OptionError` when less than one page of KV would be left.
     """
     device = machine.device if options.device == "auto" else options.device
+    check_host_memory(options, device)
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
@@ -402,5 +454,10 @@ def resolve_engine(
         forced_text=options.forced_text,
         repetition_guard=options.repetition_guard,
         speculate=options.speculate,
+        row_timeout_s=options.row_timeout_s,
         num_threads=options.num_threads or machine.num_threads,
+        kv_store=None if options.kv_store is None else Path(options.kv_store),
+        kv_disk_bytes=options.kv_disk_bytes or 0,
+        kv_host_memory_bytes=options.kv_host_memory_bytes or 0,
+        kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
     )

@@ -90,6 +90,7 @@ class RowErrorCode(StrEnum):
     SCHEMA_MISMATCH = "schema_mismatch"  # the finished answer breaks the schema
     NOT_REPRESENTABLE = "not_representable"  # the value does not fit its Arrow type
     NON_FINITE_LOGITS = "non_finite_logits"  # the model produced NaN or infinity
+    ROW_TIMEOUT = "row_timeout"  # its answer took longer than one may
     ENGINE_FAILED = "engine_failed"  # anything else that befell this row alone
 
 

@@ -6,10 +6,10 @@ a Python object a row. Half-open intervals throughout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,7 +224,10 @@ class Usage:
     # prompt (and forced opening) tokens that went through the model for the first time
     computed_tokens: int = 0
     recomputed_tokens: int = 0  # prompt or answer tokens that went through it again
-    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache
+    loaded_tokens: int = 0  # of prompts, which came from the store instead of being computed
+    # prompt or answer tokens that came from store, file or memory instead of going through again
+    reloaded_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache or the store
     completion_tokens: int = 0
     forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled
     # (row, forward pass) pairs in which an answer token led to a sampled one; a token sampled
@@ -234,7 +237,40 @@ class Usage:
     drafted_tokens: int = 0  # tokens that went through the model on a guess
     accepted_tokens: int = 0  # those of them that turned out to be the answer's
     preemptions: int = 0
+    evicted_tokens: int = 0  # that left the cache to make room, needed again or not
     peak_kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """What one `Engine.step` did, for an observer.
+
+    Times are in seconds: ``started_s`` of the monotonic clock (`time.perf_counter`), then how
+    long each part took. ``schedule``: guesses, admission, layout of the step, start of new
+    answers; ``forward``: the model without its output layer; ``mask``: grammar masks;
+    ``sample``: output layer and choice of tokens (on a GPU also the wait for the forward pass);
+    ``collect``: tokens into answers, text, grammars, ends. ``model_tokens`` went through the
+    model. ``running_rows``, ``waiting_rows`` (admitted never or to come back) and ``kv_tokens``
+    (slots taken) are those during the forward pass; ``finished_rows`` left with the step.
+    ``usage``: a copy of the engine's counters after it.
+    """
+
+    started_s: float
+    schedule_s: float
+    forward_s: float
+    mask_s: float
+    sample_s: float
+    collect_s: float
+    model_tokens: int
+    running_rows: int
+    waiting_rows: int
+    finished_rows: int
+    kv_tokens: int
+    usage: Usage
+
+
+StepObserver = Callable[[StepStats], None]
+"""Called at the end of every step, on its thread: whatever it does makes the step longer."""
 
 
 class Engine(Protocol):
@@ -259,8 +295,22 @@ class Engine(Protocol):
     @property
     def usage(self) -> Usage: ...
 
+    @property
+    def notices(self) -> Sequence[str]:
+        """What a person should know of what went otherwise than asked, so far."""
+        ...
+
     def close(self) -> None:
         """Releases weights and pool; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """An engine whose single steps can be looked at; not every `Engine` has any to show."""
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Hands `StepStats` of every further step to ``observer``; None ends that."""
         ...
 
 

@@ -42,6 +42,13 @@ def make_cache_folder(folder: Path) -> None:
         ) from error
 
 
+def is_own_file(info: os.stat_result) -> bool:
+    """Whether a file is this user's or the administrator's, and nobody else may write it."""
+    return (
+        stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.getuid()) and not info.st_mode & 0o022
+    )
+
+
 def _require_private(folder: Path) -> None:
     """Under a folder that all users may write to, another could have put it there first."""
     info = folder.lstat()

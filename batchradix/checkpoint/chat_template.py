@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, reduce, wraps
+from operator import add
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jinja2
 import jinja2.ext
@@ -29,6 +30,7 @@ from batchradix.checkpoint.template_bounds import (
     joined_size,
     percent_size,
 )
+from batchradix.checkpoint.unseen import AskedError, Unseen, is_unseen
 from batchradix.errors import TemplateError
 
 if TYPE_CHECKING:
@@ -96,11 +98,17 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
 
 
 @lru_cache(maxsize=16)
-def compile_template(text: str) -> jinja2.Template:
-    """Compiles a chat template, once for each text. Raises `TemplateError` on a syntax error."""
-    environment = _environment()
+def compile_template(text: str, *, unseen_marks: str = "") -> jinja2.Template:
+    """Compiles a chat template, once for each text. Raises `TemplateError` on a syntax error.
+
+    ``unseen_marks``: the marks of an `Unseen` text that it may then be rendered with; rendering
+    fails where the result could depend on what that text is.
+    """
+    environment = _watching(unseen_marks) if unseen_marks else _environment(_Environment)
     try:
         tree = environment.parse(text)
+        if unseen_marks:
+            _refuse_unwatched(tree)
         _count_steps(tree)
         return environment.from_string(tree)
     except jinja2.TemplateSyntaxError as error:
@@ -226,8 +234,92 @@ class _SafeDict:
         return dict.fromkeys(*args)
 
 
-def _environment() -> _Environment:
-    environment = _Environment(
+class _Watching(_Environment):
+    """An environment in which a template can do no more with `Unseen` texts than place them."""
+
+    marks: str
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if __obj is not __self.globals["namespace"]:
+            given = {name: kwargs[name] for name in kwargs if name not in _SCOPES}
+            __self.refuse(args, given)
+        result = super().call(__context, __obj, *args, **kwargs)
+        if type(result) is str:
+            __self.refuse(result)
+        return result
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if not (isinstance(left, Unseen) or isinstance(right, Unseen)):
+            return super().call_binop(context, operator, left, right)
+        if operator != "+":
+            self.refuse(left, right)
+        return left + right
+
+    def refuse(self, *values: Any) -> None:
+        if is_unseen(values, self.marks):
+            raise AskedError("it does more with a text than to place it")
+
+    def watched(self, bare: Any) -> Callable[..., Any]:
+        """A filter or a test that is given no unseen text."""
+        num_contexts = int(hasattr(bare, "jinja_pass_arg"))
+
+        @wraps(bare)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.refuse(args[num_contexts:], kwargs)
+            return bare(*args, **kwargs)
+
+        return watched
+
+
+_Kind = TypeVar("_Kind", bound=_Environment)
+# What says nothing of a text, or asks it in a way that an `Unseen` one notices.
+_HARMLESS_FILTERS = {"count", "d", "default", "first", "last", "length", "list", "string", "trim"}
+_HARMLESS_TESTS = {"boolean", "defined", "mapping", "none", "number", "string", "undefined"}
+_PLAIN_KEYS = ("role", "type")
+_SCOPES = ("_loop_vars", "_block_vars")  # jinja2 hands a template's variables along with a call
+
+
+def _watching(marks: str) -> _Watching:
+    environment = _environment(_Watching)
+    environment.marks = marks
+    for table, harmless in (
+        (environment.filters, _HARMLESS_FILTERS | {_COUNTED, _JOINED}),
+        (environment.tests, _HARMLESS_TESTS),
+    ):
+        for name, bare in table.items():
+            if name not in harmless:
+                table[name] = environment.watched(bare)
+    environment.filters[_JOINED] = _joined_unseen
+    return environment
+
+
+def _refuse_unwatched(tree: jinja2.nodes.Template) -> None:
+    """Raises `TemplateError` where an environment is not asked: text that is gathered, and ``in``
+    with anything but what cannot be an unseen text on its left."""
+    nodes = jinja2.nodes
+    gathers = tree.find(nodes.AssignBlock) is not None
+    if gathers or not all(map(_looks_at_no_text, tree.find_all(nodes.Compare))):
+        raise TemplateError("the chat template may look into texts")
+
+
+def _looks_at_no_text(compare: jinja2.nodes.Compare) -> bool:
+    nodes, left = jinja2.nodes, compare.expr
+    if all(operand.op not in ("in", "notin") for operand in compare.ops):
+        return True
+    if len(compare.ops) > 1:
+        return False
+    if isinstance(compare.ops[0].expr, nodes.List | nodes.Tuple | nodes.Dict):
+        return True
+    if isinstance(left, nodes.Getattr):
+        return left.attr in _PLAIN_KEYS
+    if isinstance(left, nodes.Getitem):
+        left = left.arg
+        return isinstance(left, nodes.Const) and left.value in _PLAIN_KEYS
+    return isinstance(left, nodes.Const)
+
+
+def _environment(kind: type[_Kind]) -> _Kind:
+    environment = kind(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     for name, size in FILTER_SIZES.items():
@@ -323,3 +415,9 @@ def _joined(context: jinja2.runtime.Context, parts: Sequence[Any]) -> str:
     texts = [str(part) for part in parts]
     _limited(sum(map(len, texts)))
     return "".join(texts)
+
+
+def _joined_unseen(parts: Sequence[Any]) -> Any:
+    if any(isinstance(part, Unseen) for part in parts):
+        return reduce(add, (part if isinstance(part, Unseen) else str(part) for part in parts))
+    return "".join(map(str, parts))

@@ -25,6 +25,7 @@ from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.checkpoint.resolve import locate
 from batchradix.checkpoint.tokenizer import Tokenizer
 from batchradix.checkpoint.weights import find_weights
+from batchradix.errors import ModelError
 
 __all__ = ["LISTED_MODELS", "Checkpoint", "ListedModel", "open_checkpoint"]
 
@@ -70,7 +71,13 @@ def open_checkpoint(
     `TemplateError` when its chat template is malformed.
     """
     located = locate(name, revision=revision, notify=notify or _silent)
-    parts = _gguf_parts(located.path) if located.path.is_file() else _folder_parts(located.path)
+    try:
+        parts = _gguf_parts(located.path) if located.path.is_file() else _folder_parts(located.path)
+    except OSError as error:  # a file that is there and may not be looked at, a broken disk
+        raise ModelError(
+            f"{error.filename or located.path} cannot be read: {error.strerror or error}; "
+            f"mend that or use another copy of the model"
+        ) from error
     checkpoint = Checkpoint(
         name=name,
         revision=located.revision,

@@ -59,6 +59,10 @@ def _existing(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         return path if path.exists() else None
+    except PermissionError as error:
+        raise ModelError(
+            f"{name} cannot be looked at: {error.strerror}; let this user read the folder"
+        ) from error
     except (OSError, RuntimeError, ValueError):  # too long, no home, a null character
         return None
 

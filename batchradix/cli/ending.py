@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -99,7 +100,10 @@ class Ending:
         except (OSError, ValueError) as failure:
             self.warn(f"--on-finish cannot be run: {failure}")
             return
-        if done.returncode:
+        if done.returncode < 0:
+            number = -done.returncode
+            self.warn(f"--on-finish was ended by signal {number} ({signal.strsignal(number)})")
+        elif done.returncode:
             self.warn(f"--on-finish ended with code {done.returncode}")
 
 

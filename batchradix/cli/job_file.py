@@ -20,7 +20,7 @@ import typer
 
 from batchradix.errors import InputError, OptionError
 
-_PATHS = frozenset({"input", "output", "errors", "metrics"})
+_PATHS = frozenset({"input", "output", "errors", "metrics", "kv_store"})
 # Options that are text, or the name of a file or folder when there is one of that name.
 _MAY_NAME_A_FILE = frozenset(
     {"template", "instruction", "system", "schema", "model", "choices", "grammar", "tools"}
@@ -53,6 +53,11 @@ def read_job_file(context: typer.Context, parameter: typer.CallbackParam, value:
     return str(source)
 
 
+def today() -> str:
+    """The date here as ``2026-11-30``."""
+    return datetime.now().astimezone().date().isoformat()
+
+
 def fill_dates(text: str, day: str | None) -> str:
     """``text`` with the places of a date filled: ``{date}``, ``{yesterday}``, ``{date-7}`` (days),
     ``{date:%Y/%m}`` (as strftime).
@@ -62,14 +67,14 @@ def fill_dates(text: str, day: str | None) -> str:
     if _DATE.search(text) is None:
         return text
     try:
-        today = datetime.now().astimezone().date() if day is None else date.fromisoformat(day)
+        begin = date.fromisoformat(today() if day is None else day)
     except ValueError:
         raise OptionError(f"--date must be a date such as 2026-11-30, not {day!r}") from None
 
     def fill(match: re.Match[str]) -> str:
         days = int(match[2] or 0) - (match[1] == "yesterday")
         try:
-            return (today + timedelta(days=days)).strftime(match[3] or "%Y-%m-%d")
+            return (begin + timedelta(days=days)).strftime(match[3] or "%Y-%m-%d")
         except OverflowError:
             raise OptionError(f"{match[0]} is no date of the calendar") from None
 

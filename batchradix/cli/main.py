@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from batchradix._version import VERSION
-from batchradix.cli import check, history, models, plan, preview, run
+from batchradix.cli import check, history, models, plan, preview, report, run
 from batchradix.cli.options import with_flags
 from batchradix.errors import BatchradixError, OptionError, OutOfMemoryError
 
@@ -60,6 +60,7 @@ app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.command("models")(models.models)
 app.command("history")(history.history)
+app.command("report")(report.report)
 
 
 def _open_missing_streams() -> None:

@@ -122,6 +122,7 @@ _OPTIONS = (SamplingOptions, EngineOptions, PromptOptions, OutputOptions)
 _FLAGS = {field.name: field.name.replace("_", "-") for kind in _OPTIONS for field in fields(kind)}
 _FLAGS |= {
     "forced_text": "no-forced-text",
+    "grammar_timeout": "grammar-timeout",
     "id_column": "id-column",
     "kv_memory": "kv-memory",
     "limit": "limit",
@@ -131,6 +132,7 @@ _FLAGS |= {
     "path": "output",
     "prefix_cache": "no-prefix-cache",
     "repetition_guard": "no-repetition-guard",
+    "row_timeout": "row-timeout",
     "tool_choice": "tool-choice",
     "tool_format": "tool-format",
 }
@@ -169,6 +171,11 @@ def parse_size(text: str | None, option: str) -> int | None:
     if factor is None or not 0 < value < 1e18:
         raise OptionError(f"{option} must be a size such as 4GiB or 500MB, not {text!r}")
     return int(value * factor)
+
+
+def parse_size_or_off(text: str, option: str) -> int | None:
+    """As `parse_size`; None for ``off``."""
+    return parse_size(None if text.strip().lower() == "off" else text, option)
 
 
 _DURATION_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -16,7 +16,7 @@ import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.ending import Ending
-from batchradix.cli.job_file import fill_dates
+from batchradix.cli.job_file import fill_dates, today
 from batchradix.config import (
     DEFAULT_GRAMMAR_TIMEOUT_S,
     EngineOptions,
@@ -109,6 +109,21 @@ def run(
         int | None, typer.Option(help="Tokens whose keys and values are kept at once.")
     ] = None,
     kv_memory: Annotated[str | None, typer.Option(help="The same as memory, such as 4GiB.")] = None,
+    kv_store: Annotated[
+        Path | None,
+        typer.Option(
+            "--kv-store", help="A folder that keeps shared beginnings of prompts for later runs."
+        ),
+    ] = None,
+    kv_store_size: Annotated[
+        str | None, typer.Option(help="The most that it may take on disk; 1GiB.")
+    ] = None,
+    kv_disk: Annotated[
+        str, typer.Option(help="Disk for keys and values that the pool is too small for, or off.")
+    ] = "off",
+    kv_host_memory: Annotated[
+        str, typer.Option(help="Beside a GPU: host memory for them instead, or off.")
+    ] = "off",
     plan_memory: Annotated[
         str | None, typer.Option(help="Memory that sorting the prompts may take; 256MiB.")
     ] = None,
@@ -166,6 +181,13 @@ def run(
         Path | None,
         typer.Option("--errors", help="Write the input rows that failed here, to run them again."),
     ] = None,
+    row_timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="Most time for one answer from its first token on, such as 30s; then the row "
+            "is an error row."
+        ),
+    ] = None,
     abort_after_failures: Annotated[
         int | None, typer.Option(help="Give up after so many error rows; exit code 3.")
     ] = None,
@@ -186,6 +208,10 @@ def run(
     metrics: Annotated[
         Path | None, typer.Option(help="Write the end of the run as a Prometheus text file.")
     ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option("--trace", help="Write down every step, for `batchradix report`."),
+    ] = False,
     on_finish: Annotated[
         str | None,
         typer.Option(help="A shell command for the end; BATCHRADIX_EXIT_CODE tells it which."),
@@ -200,10 +226,11 @@ def run(
     --template, or --instruction with --column. Columns named as the sampling options
     (max_tokens, temperature, seed, stop, ...) override them for their row. Exit codes: 0 all
     ok, 1 finished with failed rows, 2 refused before the model loads, 3 failed, 4 the output
-    is held by another run, 130 or 143 stopped by a signal.
+    is held by another run, 130, 143 or 129 stopped by a signal.
     """
     if restart and resume:
         raise OptionError("--restart and --resume exclude each other")
+    date = date or today()  # once: neither midnight nor a set clock parts the files of a run
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
@@ -252,6 +279,11 @@ def run(
             num_threads=threads,
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),
+            row_timeout_s=shared.parse_duration(row_timeout, "--row-timeout"),
+            kv_disk_bytes=shared.parse_size_or_off(kv_disk, "--kv-disk"),
+            kv_host_memory_bytes=shared.parse_size_or_off(kv_host_memory, "--kv-host-memory"),
+            kv_store=kv_store,
+            kv_store_bytes=shared.parse_size(kv_store_size, "--kv-store-size"),
             plan_memory_bytes=shared.parse_size(plan_memory, "--plan-memory"),
         ),
         output=OutputOptions(
@@ -262,14 +294,16 @@ def run(
             restart=restart,
             reuse=reuse,
             retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
-            failed_rows=None if errors is None else Path(fill_dates(str(errors), date)),
+            failed_rows=_dated(errors, date),
             abort_after_failures=abort_after_failures,
+            trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
     )
     if log_format not in ("text", "json"):
         raise OptionError(f"--log-format must be text or json, not {log_format!r}")
-    progress = choose_progress(quiet=quiet, as_json=log_format == "json")
+    as_json = log_format == "json"
+    progress = choose_progress(quiet=quiet, as_json=as_json)
     deadline_s = shared.parse_duration(deadline, "--deadline")
     if dry_run:
         raise typer.Exit(_check(config, progress, json_summary))
@@ -282,16 +316,17 @@ def run(
 
     ending = Ending(
         config=config,
-        warn=progress.warn,
-        metrics=metrics,
+        # --quiet is about what goes well: what nobody is told here nobody would know.
+        warn=choose_progress(quiet=False, as_json=as_json).warn if quiet else progress.warn,
+        metrics=_dated(metrics, date),
         command=on_finish,
         history=history_file(),
     )
     raise typer.Exit(_run(config, progress, ending, deadline_s, model is None, json_summary))
 
 
-def _dated(output: Path | None, date: str | None) -> Path | None:
-    return None if output is None else Path(fill_dates(str(output), date))
+def _dated(path: Path | None, date: str) -> Path | None:
+    return None if path is None else Path(fill_dates(str(path), date))
 
 
 def _default_output(input: str) -> Path:
@@ -304,11 +339,11 @@ def _default_output(input: str) -> Path:
 
 @contextmanager
 def _stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]]:
-    """SIGINT and SIGTERM end the run after the step; a second one ends it at once.
+    """SIGINT, SIGTERM and SIGHUP end the run after the step; a second one ends it at once.
 
     The first one ends it at once too while rows are still being read and weights loaded: until
-    what it yields has been asked, no answer could be lost. Ends with code 130 or 143. After
-    ``deadline_s`` seconds it is as if SIGTERM had come.
+    what it yields has been asked, no answer could be lost. Ends with code 130, 143 or 129. After
+    ``deadline_s`` seconds it is as if SIGTERM had come. What nohup ignores stays ignored.
     """
     received: list[int] = []
     is_asked = False
@@ -327,7 +362,10 @@ def _stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]
             return signal.SIGTERM
         return received[0] if received else None
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop_requested
     except KeyboardInterrupt:

@@ -36,6 +36,7 @@ class Answer:
         # Where tokens are taken back before those that `take` gives: how many the row keeps.
         self.num_kept: int | None = None
         self.choice_logprobs: tuple[float, ...] | None = None
+        self.ran_s = 0.0  # in steps since its first token; counted where there is a limit
 
     @property
     def grammar(self) -> AnyState | None:

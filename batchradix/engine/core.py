@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
 
@@ -13,6 +13,9 @@ import numpy as np
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.answer import Answer
+from batchradix.engine.cache.spill import open_space
+from batchradix.engine.cache.store import open_store
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import DraftedPlace
 from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
@@ -22,11 +25,12 @@ from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
-from batchradix.engine.scheduler import RefusedRow, Scheduler
+from batchradix.engine.scheduler import RefusedRow, Schedule, Scheduler
 from batchradix.engine.scored import ScoredAnswer
 from batchradix.engine.selection import Choice, Logits, Selector
 from batchradix.engine.speculation import Speculator
 from batchradix.engine.step import Step
+from batchradix.engine.stopwatch import Stopwatch
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.types import (
     Completion,
@@ -35,6 +39,8 @@ from batchradix.types import (
     FinishReason,
     GrammarSpec,
     RequestTable,
+    StepObserver,
+    StepStats,
     Usage,
 )
 
@@ -58,9 +64,11 @@ class _Job:
 
 
 class RadixEngine:
-    """Runs jobs over one model, KV pool and radix cache; implements `types.Engine`.
+    """Runs jobs over one model, KV pool and radix cache; implements `types.Engine` and
+    `types.Observable`.
 
-    ``grammars`` may be handed in when schemas were compiled before. Raises `ModelError` when
+    ``grammars`` may be handed in when schemas were compiled before; ``clock`` (seconds) decides
+    which rows took longer than ``settings.row_timeout_s``. Raises `ModelError` when
     the weights cannot be loaded and `OutOfMemoryError` when they or the pool do not fit.
     """
 
@@ -72,6 +80,7 @@ class RadixEngine:
         *,
         grammars: GrammarCompiler | None = None,
         runner: Runner | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = checkpoint.config
         tokenizer = checkpoint.tokenizer
@@ -91,17 +100,25 @@ class RadixEngine:
         )
         self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
+        self._store = open_store(checkpoint, settings)
+        self._space = open_space(checkpoint, settings)
         self._scheduler = Scheduler(
             num_slots=settings.kv_tokens,
             batch_size=settings.batch_size,
             prefill_tokens=settings.prefill_tokens,
             prefix_cache=settings.prefix_cache,
             usage=self._usage,
+            tiers=Tiers(self._store, self._space),
         )
+        self._row_timeout_s = settings.row_timeout_s
+        self._clock = clock
         self._next_job_id = 0
         self._jobs: dict[int, _Job] = {}
         self._answers: dict[int, Answer] = {}  # by the row's seq
-        self._runner: Runner | None = runner or ModelRunner(checkpoint, settings)
+        self._observer: StepObserver | None = None
+        self._runner: Runner | None = runner or ModelRunner(
+            checkpoint, settings, self._store, self._space
+        )
 
     @property
     def context_length(self) -> int:
@@ -119,9 +136,19 @@ class RadixEngine:
         return self._usage
 
     @property
+    def notices(self) -> list[str]:
+        """What went wrong with the tiers below the KV pool, in sentences."""
+        tiers = (self._store, self._space)
+        return [text for tier in tiers if tier is not None for text in tier.notices]
+
+    @property
     def has_work(self) -> bool:
         """Whether a submitted row has no completion yet."""
         return self._runner is not None and self._scheduler.has_work
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Hands `StepStats` of every further step to ``observer``; None ends that."""
+        self._observer = observer
 
     def submit(self, job: EngineJob) -> int:
         """Queues a job behind those submitted before and returns its id.
@@ -155,28 +182,57 @@ class RadixEngine:
     def step(self) -> list[Completion]:
         """One forward pass at most; the rows it finished, and rows that cannot run at all."""
         assert self._runner is not None, "the engine is closed"
+        watch, began_s = Stopwatch(), self._clock()
         self._draft()
         decision = self._scheduler.schedule()
         completions = [self._refuse(row) for row in decision.refused]
         for row in decision.admitted:
             self._answers[row.seq] = self._start(row)
-        if decision.step is None:
-            return completions
-        started_s = time.perf_counter()
-        self._runner.launch(decision.step)
+        watch.lap("schedule_s")
+        if decision.step is not None:
+            begun = [row for row in self._scheduler.running if row.is_answering]
+            self._runner.launch(decision.step)
+            watch.lap("forward_s")
+            completions += self._collect(self._runner, decision, decision.step.num_tokens, watch)
+            if self._row_timeout_s is not None:
+                completions += self._time_out(begun, self._clock() - began_s, self._row_timeout_s)
+        if self._observer is not None:
+            self._observer(self._stats(decision, watch, len(completions)))
+        return completions
+
+    def _collect(
+        self, logits: Logits, decision: Schedule, num_tokens: int, watch: Stopwatch
+    ) -> list[Completion]:
+        """Chooses a token wherever the launched step has one to choose; the rows that ended."""
         # Rows whose opening was the whole answer have nothing to sample.
         waits = [self._answers[row.seq].output.finish_reason is None for row in decision.rows]
+        completions = []
         for row, waiting in zip(decision.rows, waits, strict=True):
             if not waiting:
                 completions.append(self._finish(row))
         if any(waits):
             rows = [row for row, waiting in zip(decision.rows, waits, strict=True) if waiting]
             batch = self._selector.prepare(rows, self._choices(rows))
+            watch.lap("mask_s")
             sources = np.flatnonzero(waits).astype(np.int64)
-            sampled = self._selector.select(self._runner, sources, batch)
-            self._speculator.note_step(decision.step.num_tokens, time.perf_counter() - started_s)
+            sampled = self._selector.select(logits, sources, batch)
+            watch.lap("sample_s")
+            self._speculator.note_step(num_tokens, watch.without_s("schedule_s"))
             completions += self._take(rows, sampled)
+        watch.lap("collect_s")
         return completions
+
+    def _stats(self, decision: Schedule, watch: Stopwatch, num_finished: int) -> StepStats:
+        return StepStats(
+            started_s=watch.started_s,
+            **watch.seconds,
+            model_tokens=0 if decision.step is None else decision.step.num_tokens,
+            running_rows=decision.num_running,
+            waiting_rows=decision.num_waiting,
+            finished_rows=num_finished,
+            kv_tokens=decision.num_kv_tokens,
+            usage=replace(self._usage),
+        )
 
     def check(self) -> None:
         """AssertionError unless every KV slot has one owner and every lock a row; after a
@@ -193,6 +249,22 @@ class RadixEngine:
             self._runner = None
         self._answers.clear()
         self._jobs.clear()
+
+    def _time_out(
+        self, begun: Sequence[RunningRow], took_s: float, most_s: float
+    ) -> list[Completion]:
+        """Charges a step to the rows whose answers had begun before it, and ends those that
+        have had more than their time. Preempted rows wait, which costs them nothing."""
+        late = []
+        for row in begun:
+            answer = self._answers.get(row.seq)
+            if answer is None:  # it ended with this step
+                continue
+            answer.ran_s += took_s
+            if answer.ran_s > most_s:
+                answer.output.fail(_too_slow(answer.num_generated, most_s))
+                late.append(self._finish(row))
+        return late
 
     def _start(self, row: RunningRow) -> Answer:
         job = self._jobs[row.job_id]
@@ -339,6 +411,14 @@ def _no_choices() -> RowError:
     return RowError(
         RowErrorCode.ENGINE_FAILED,
         "probabilities and choosing by them need an answer out of a few; give such a schema",
+    )
+
+
+def _too_slow(num_tokens: int, most_s: float) -> RowError:
+    return RowError(
+        RowErrorCode.ROW_TIMEOUT,
+        f"the answer had {num_tokens:,} tokens and no end after {most_s:g} s; raise "
+        f"--row-timeout, or lower --max-tokens or --batch-size, and run again with --retry error",
     )
 
 

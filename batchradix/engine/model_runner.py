@@ -6,8 +6,8 @@ all in the `Step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -16,10 +16,14 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.registry import make_backend
+from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.spill import SpillSpace
+from batchradix.engine.cache.store import KVStore
+from batchradix.engine.memory import enough_memory
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
-from batchradix.engine.step import Step
-from batchradix.errors import OptionError, OutOfMemoryError
+from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
+from batchradix.errors import OptionError
 from batchradix.types import I64
 
 _DTYPES = {
@@ -27,16 +31,27 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_LOWER = "lower prefill_tokens, batch_size or kv_tokens"
 
 
 class ModelRunner:
     """Loads the weights and allocates a pool of ``settings.kv_tokens`` slots.
 
+    ``store`` takes what steps save, ``space`` what they spill.
+
     Raises `ModelError` when the weights cannot be loaded, `OutOfMemoryError` when they or the
     pool do not fit, and `OptionError` when there is no such device or attention backend.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: EngineSettings,
+        store: KVStore | None = None,
+        space: SpillSpace | None = None,
+    ) -> None:
+        self._store = store
+        self._space = space
         config = checkpoint.config
         torch.set_num_threads(settings.num_threads)
         self._device = _open_device(settings.device)
@@ -44,6 +59,8 @@ class ModelRunner:
         self._holds: dict[int, torch.Tensor] = {}
         self._hidden: torch.Tensor | None = None  # [R, D] of the launched step
         dtype = _DTYPES[settings.dtype]
+        self._block_shape = (config.num_layers, config.num_kv_heads, -1, config.head_dim)
+        self._dtype = dtype
         self._attention = make_backend(
             settings.attention,
             AttentionShape(
@@ -56,18 +73,14 @@ class ModelRunner:
                 device=self._device,
             ),
         )
-        with torch.inference_mode():
-            try:
-                self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
-                self._pool = self._attention.allocate(settings.kv_tokens)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                raise OutOfMemoryError(
-                    f"memory ran out while loading {checkpoint.name} in {settings.dtype} with "
-                    f"room for {settings.kv_tokens} tokens of keys and values; lower kv_tokens "
-                    f"or use a smaller model"
-                ) from error
+        loading = (
+            f"while loading {checkpoint.name} in {settings.dtype} with room for "
+            f"{settings.kv_tokens} tokens of keys and values"
+        )
+        smaller = "lower kv_tokens or use a smaller model"
+        with enough_memory(loading, smaller), torch.inference_mode():
+            self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
+            self._pool = self._attention.allocate(settings.kv_tokens)
 
     @property
     def num_holds(self) -> int:
@@ -80,7 +93,8 @@ class ModelRunner:
         Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit.
         """
         assert self._model is not None, "the runner is closed"
-        with _enough_memory(f"a step of {step.num_tokens} tokens"), torch.inference_mode():
+        what = f"in a step of {step.num_tokens} tokens"
+        with enough_memory(what, _LOWER), torch.inference_mode():
             self._hidden = self._run(self._model, step)
 
     def collect(self, rows: I64 | None = None) -> torch.Tensor:
@@ -89,7 +103,7 @@ class ModelRunner:
         ``rows``: int64, places among the step's logit sources; None for all of them.
         """
         model, hidden = self._launched(rows)
-        with _enough_memory(f"the logits of {len(hidden)} rows"), torch.inference_mode():
+        with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             if len(hidden) == 0:
                 return torch.empty((0, self._vocab_size), device=self._device)
             return model.logits(hidden)
@@ -97,7 +111,7 @@ class ModelRunner:
     def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
         """The logits of ``token_ids`` (int64[n]) alone: float32[len(rows), n] on the device."""
         model, hidden = self._launched(rows)
-        with torch.inference_mode():
+        with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             return model.logits_of(hidden, token_ids.tolist())
 
     def _launched(self, rows: I64 | None) -> tuple[CausalLM, torch.Tensor]:
@@ -110,6 +124,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drops weights, pool and kept states; idempotent."""
+        if self._space is not None:
+            self._space.close()
         self._model = None
         self._pool = None
         self._hidden = None
@@ -122,9 +138,16 @@ class ModelRunner:
                 self._attention.poison(self._pool, start, end - start)
 
     def _run(self, model: CausalLM, step: Step) -> torch.Tensor:
+        for spill in step.spills:
+            self._spill(spill)
         self._attention.move(self._pool, step.moves)
+        for reload in step.reloads:
+            self._reload(reload)
+        for load in step.loads:
+            self._load(load)
         hidden: torch.Tensor | None = None
         if step.num_tokens > 0:
+            started_s = time.perf_counter()
             hidden = model.forward(
                 Batch(
                     token_ids=self._tensor(step.token_ids),
@@ -134,12 +157,53 @@ class ModelRunner:
                     pool=self._pool,
                 )
             )
+            if self._space is not None:
+                self._space.note_computed(step.num_tokens, time.perf_counter() - started_s)
             for query, hold in zip(step.hold_queries.tolist(), step.hold_ids.tolist(), strict=True):
                 self._holds[hold] = hidden[query].clone()
+        for save in step.saves:
+            self._save(save)
         wanted = self._sources(hidden, step.logit_sources)
         for hold in step.free_holds.tolist():
             del self._holds[hold]
         return wanted
+
+    def _load(self, load: KVLoad) -> None:
+        k, v = (
+            torch.frombuffer(side, dtype=self._dtype).view(self._block_shape)
+            for side in (load.block.k, load.block.v)
+        )
+        first = load.first
+        for slot_start, num_slots in load.extents.tolist():
+            self._put(slot_start, k, v, slice(first, first + num_slots))
+            first += num_slots
+
+    def _spill(self, spill: KVTransfer) -> None:
+        assert self._space is not None
+        slots = np.concatenate([np.arange(start, start + n) for start, n in spill.extents])
+        # token by token, so that any run of places is one of bytes
+        k_and_v = torch.stack(self._attention.export(self._pool, slots)).permute(3, 0, 1, 2, 4)
+        self._space.write(_pairs(spill.places), _bytes(k_and_v))
+
+    def _reload(self, reload: KVTransfer) -> None:
+        assert self._space is not None
+        layers, heads, _, width = self._block_shape
+        data = torch.frombuffer(self._space.read(_pairs(reload.places)), dtype=self._dtype)
+        k, v = data.view(-1, 2, layers, heads, width).permute(1, 2, 3, 0, 4).unbind(0)
+        first = 0
+        for slot_start, num_slots in reload.extents.tolist():
+            self._put(slot_start, k, v, slice(first, first + num_slots))
+            first += num_slots
+
+    def _put(self, slot_start: int, k: torch.Tensor, v: torch.Tensor, taken: slice) -> None:
+        k, v = k[:, :, taken].to(self._device), v[:, :, taken].to(self._device)
+        self._attention.load(self._pool, slot_start, k, v)
+
+    def _save(self, save: KVSave) -> None:
+        if self._store is None:
+            return
+        k, v = map(_bytes, self._attention.export(self._pool, save.slots))
+        self._store.write(save.key, KVBlock(start=save.start, k=k, v=v))
 
     def _sources(self, hidden: torch.Tensor | None, sources: I64) -> torch.Tensor:
         """The hidden states [R, hidden] that the step wants logits of, copied."""
@@ -158,6 +222,14 @@ class ModelRunner:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.contiguous().cpu().view(torch.uint8).numpy().data.cast("B")
+
+
+def _pairs(table: I64) -> list[Extent]:
+    return [(int(start), int(length)) for start, length in table]
+
+
 def _open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -166,20 +238,3 @@ def _open_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise OptionError(f"the device {name!r} cannot be used here ({reason}); use cpu") from error
     return device
-
-
-@contextmanager
-def _enough_memory(what: str) -> Iterator[None]:
-    """Raises `OutOfMemoryError` where torch says so in its own ways."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"memory ran out in {what}; lower prefill_tokens, batch_size or kv_tokens"
-        ) from error
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

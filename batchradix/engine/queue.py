@@ -92,6 +92,12 @@ class PlannedJob:
         tree = self.job.tree
         return int(tree.first[plan_node]), int(tree.last[plan_node])
 
+    def share_below(self, plan_node: int) -> float:
+        """Of all rows those below a node of `path`; 0 where there is one only, which shares
+        nothing."""
+        first, last = self.rows_below(plan_node)
+        return (last - first) / len(self) if last - first > 1 else 0.0
+
     def more_end_at_leaf_of(self, position: int) -> bool:
         """Whether rows not yet admitted end where the row at ``position`` ends."""
         if not self.shared:
@@ -114,7 +120,13 @@ class PlannedJob:
         """The next plan position at which a row below a cache node runs, None if none does."""
         if not self.shared or (self.cursor == len(self) and not self.preempted):
             return None
-        first, last = self._planned(node)
+        return self._next_use(*self._planned(node))
+
+    def needs(self, plan_node: int) -> bool:
+        """Whether some row below a node of `path` has yet to run."""
+        return self._next_use(*self.rows_below(plan_node)) is not None
+
+    def _next_use(self, first: int, last: int) -> int | None:
         place = bisect_left(self.preempted, first)
         if place < len(self.preempted) and self.preempted[place] < last:
             return self.preempted[place]
@@ -199,6 +211,12 @@ class JobQueue:
                 return job, job.cursor
         return None
 
+    @property
+    def num_waiting(self) -> int:
+        """Rows that were never admitted or refused, and those that have to come back."""
+        jobs = self.jobs.values()
+        return sum(len(job) - job.cursor + len(job.preempted) for job in jobs)
+
     def row_done(self, job_id: int) -> None:
         """One row fewer; a job without unfinished rows is forgotten."""
         job = self.jobs[job_id]
@@ -216,6 +234,11 @@ class JobQueue:
         if len(node.planned) > len(self.jobs):
             node.planned = {j: r for j, r in node.planned.items() if j in self.jobs}
         return best
+
+    def needs(self, origin: tuple[int, int]) -> bool:
+        """Whether a job (by its id) has yet to run a row below one of its plan nodes."""
+        job = self.jobs.get(origin[0])
+        return job is not None and job.needs(origin[1])
 
     def shared_depth(self, node: RadixNode) -> int:
         """How deep rows never admitted go along a node that none of them goes through whole.

@@ -50,6 +50,11 @@ class RunningRow:
         return len(self.answer) - self.num_written
 
     @property
+    def is_answering(self) -> bool:
+        """Whether its answer has begun and nothing of its prompt is to be computed first."""
+        return bool(self.answer) and self.leaf is not None and self.leaf.is_complete
+
+    @property
     def max_tail(self) -> int:
         """Slots the answer can ever need: its last token is never written."""
         return self.max_tokens - 1

@@ -8,14 +8,15 @@ to know is in the `Step`.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchradix.engine.cache.pool import Extent, ExtentPool, compact
 from batchradix.engine.cache.radix import RadixCache, RadixNode
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.queue import JobQueue, PlannedJob
 from batchradix.engine.row import RunningRow
+from batchradix.engine.running import RunningRows
 from batchradix.engine.step import Step
 from batchradix.engine.step_builder import StepBuilder, StepWork
 from batchradix.errors import RowError, RowErrorCode
@@ -42,13 +43,17 @@ class Schedule:
     ``step`` is None when nothing is to be computed. ``rows[i]`` is the row whose next token is
     sampled from logits ``i`` of the step; a row with a draft is named once for its next token
     and once more, right after, for the token behind each piece of its draft. ``admitted`` are
-    rows that run for the first time, ``refused`` those that never will.
+    rows that run for the first time, ``refused`` those that never will. While the step runs
+    ``num_running`` rows run, ``num_waiting`` wait and ``num_kv_tokens`` slots are taken.
     """
 
     step: Step | None
     rows: list[RunningRow]
     admitted: list[RunningRow] = field(default_factory=list)
     refused: list[RefusedRow] = field(default_factory=list)
+    num_running: int = 0
+    num_waiting: int = 0
+    num_kv_tokens: int = 0
 
 
 class Scheduler:
@@ -62,20 +67,27 @@ class Scheduler:
         prefill_tokens: int,
         prefix_cache: bool,
         usage: Usage,
+        tiers: Tiers | None = None,
         max_node_extents: int = MAX_NODE_EXTENTS,
     ) -> None:
         self.pool = ExtentPool(num_slots)
         self.cache = RadixCache(self.pool)
+        self._tiers = tiers or Tiers(None)
         self._queue = JobQueue()
         self._batch_size = batch_size
         self._prefill_tokens = prefill_tokens
         self._prefix_cache = prefix_cache
         self._usage = usage
         self._max_node_extents = max_node_extents
-        # A full batch's first blocks and headroom take half the pool at most.
-        self._tail_block = min(MAX_TAIL_BLOCK, max(1, num_slots // (4 * batch_size)))
-        self._running: list[RunningRow] = []  # by seq, as is _preempted
-        self._preempted: list[RunningRow] = []
+        self._rows = RunningRows(
+            self.cache,
+            self._queue,
+            usage,
+            tiers=self._tiers,
+            # A full batch's first blocks and headroom take half the pool at most.
+            tail_block=min(MAX_TAIL_BLOCK, max(1, num_slots // (4 * batch_size))),
+            max_span=1 + prefill_tokens,
+        )
         self._moves: list[tuple[int, int, int]] = []
         self._next_hold = 0
         self._unused_holds: list[int] = []
@@ -99,7 +111,7 @@ class Scheduler:
     @property
     def running(self) -> Sequence[RunningRow]:
         """The rows that hold slots, in planned order."""
-        return self._running
+        return self._rows.running
 
     def schedule(self) -> Schedule:
         """Decides the next step and takes it for done: tokens in it count as computed.
@@ -109,13 +121,16 @@ class Scheduler:
         it, the others are dropped.
         """
         decision = Schedule(step=None, rows=[])
-        if not self._grow_tails():
+        if not self._rows.grow():
             self._admit_rows(decision)
-        self._fit_drafts()
+        self._rows.fit_drafts()
         work = self._choose_work()
         if not work.is_empty:
             decision.step, decision.rows = self._build(work)
         self._usage.peak_kv_tokens = self.pool.peak_used
+        decision.num_running = len(self._rows.running)
+        decision.num_waiting = self._queue.num_waiting
+        decision.num_kv_tokens = self.pool.num_slots - self.pool.num_free
         return decision
 
     def append(self, row: RunningRow, token_ids: Sequence[int], num_drafted: int = 0) -> None:
@@ -140,9 +155,9 @@ class Scheduler:
 
     def finish(self, row: RunningRow) -> None:
         """Takes back all a running row holds; what no plan needs and no job retains goes."""
-        leaf = self._leave(row)
+        leaf = self._rows.leave(row)
         self._queue.row_done(row.job_id)
-        self._release(leaf)
+        self._rows.release(leaf)
 
     def check(self) -> None:
         """AssertionError unless every slot has one owner and every lock has a row.
@@ -154,132 +169,29 @@ class Scheduler:
         used = [extent for owner in self._owners() for extent in owner]
         self.pool.check(used)
         locks: dict[RadixNode, int] = {}
-        for row in self._running:
+        rows = self._rows
+        for row in rows.running:
             assert row.leaf is not None
             for node in row.leaf.path():
                 locks[node] = locks.get(node, 0) + 1
         assert all(node.locks == locks.get(node, 0) for node in nodes), "a lock has no row"
-        order = [row.seq for row in [*self._running, *self._preempted]]
+        order = [row.seq for row in [*rows.running, *rows.preempted]]
         assert order == sorted(order), "a row runs before one that was planned before it"
         if not self.has_work:
-            assert not [*self._running, *self._preempted], "a row outlived its job"
+            assert not order, "a row outlived its job"
             assert all(node.retained for node in nodes), "a node outlived its last row"
-
-    # Tails of running rows
-
-    def _grow_tails(self) -> bool:
-        """Gives every row the slots its next tokens need; whether rows were preempted for it."""
-        preempted = False
-        for row in list(self._running):
-            if row.leaf is None:
-                continue  # preempted for a row before it
-            needed = row.num_written + min(row.num_pending, 1 + self._prefill_tokens)
-            while row.leaf is not None and row.tail_capacity < needed:
-                if not self._grow(row, needed - row.tail_capacity):
-                    preempted = True
-                    self._preempt(self._running[-1])
-        return preempted
-
-    def _grow(self, row: RunningRow, needed: int) -> bool:
-        """Adds at least ``needed`` slots to a tail: twice what it has where slots are plenty,
-        a block where slots are few, evicting for it; False when there are not enough."""
-        room = max(needed, row.max_tail - row.tail_capacity)
-        amount = self._plenty(row, needed)
-        if self.pool.num_free - amount < self._headroom():
-            available = self.pool.num_free + self.cache.num_idle_slots
-            amount = max(needed, min(room, self._tail_block, available))
-            if amount > available:
-                return False
-            self._make_free(amount)
-        row.tail_capacity += amount
-        if row.tail:
-            start, length = row.tail[-1]
-            extended = self.pool.extend(start + length, amount)
-            row.tail[-1] = (start, length + extended)
-            amount -= extended
-        if amount:
-            extents = self.pool.allocate(amount)
-            assert extents is not None
-            row.tail.extend(extents)
-        return True
-
-    def _plenty(self, row: RunningRow, needed: int) -> int:
-        """What a tail grows by where slots are plenty."""
-        room = max(needed, row.max_tail - row.tail_capacity)
-        return min(room, max(needed, row.tail_capacity, self._tail_block))
-
-    def _fit_drafts(self) -> None:
-        """Drops the drafts that have no slots and would get some only at the cost of others."""
-        for row in self._running:
-            if row.draft is None:
-                continue
-            end = len(row.answer) + row.draft.num_tokens
-            missing = end - row.tail_capacity
-            if end > row.max_tail:
-                row.draft = None
-            elif missing > 0:
-                if self.pool.num_free - self._plenty(row, missing) < self._headroom():
-                    row.draft = None
-                else:
-                    self._grow(row, missing)
-
-    def _headroom(self) -> int:
-        """Slots that one more block for every running row would take."""
-        return sum(min(self._tail_block, r.max_tail - r.tail_capacity) for r in self._running)
-
-    def _make_free(self, num_slots: int) -> None:
-        if num_slots > self.pool.num_free:
-            self.cache.evict(num_slots - self.pool.num_free, self._queue.next_use)
-
-    def _preempt(self, row: RunningRow) -> None:
-        """Takes a row's slots away; it keeps its answer and comes back before newer rows."""
-        job = self._queue.jobs[row.job_id]
-        leaf = self._leave(row)
-        row.draft = None
-        job.preempt(row.position)
-        insort(self._preempted, row, key=_seq)
-        self._release(leaf)
-        row.num_written = 0
-        self._usage.preemptions += 1
-
-    def _leave(self, row: RunningRow) -> RadixNode:
-        """Takes a row out of the running ones and its slots away; its former leaf."""
-        leaf = row.leaf
-        assert leaf is not None
-        self._running.remove(row)
-        self.pool.free(row.tail)
-        row.tail = []
-        row.tail_capacity = 0
-        row.leaf = None
-        self.cache.unlock(leaf)
-        return leaf
-
-    def _release(self, node: RadixNode) -> None:
-        """Removes idle nodes from here upwards that nothing retains and no plan needs."""
-        while (
-            node.parent is not None
-            and node.locks == 0
-            and not node.retained
-            and not node.children
-            and self._queue.next_use(node) is None
-        ):
-            parent = node.parent
-            depth = self._queue.shared_depth(node)
-            if depth > node.start:  # another job's rows part from this one inside the node
-                parent = self.cache.split(node, depth)
-            self.cache.remove(node)
-            node = parent
 
     # Admission
 
     def _admit_rows(self, decision: Schedule) -> None:
         """Admits rows in planned order while batch, pool and token budget allow."""
-        if len(self._running) >= self._batch_size:
+        rows = self._rows
+        if len(rows.running) >= self._batch_size:
             return
         waiting_tokens = self._num_waiting_tokens()
-        while len(self._running) < self._batch_size and waiting_tokens < self._prefill_tokens:
-            if self._preempted:
-                row = self._preempted[0]
+        while len(rows.running) < self._batch_size and waiting_tokens < self._prefill_tokens:
+            if rows.preempted:
+                row = rows.preempted[0]
                 job = self._queue.jobs[row.job_id]
             else:
                 found = self._queue.waiting()
@@ -295,8 +207,8 @@ class Scheduler:
             if new_tokens is None:
                 return
             waiting_tokens += new_tokens
-            if self._preempted and self._preempted[0] is row:
-                del self._preempted[0]
+            if rows.preempted and rows.preempted[0] is row:
+                del rows.preempted[0]
                 job.resume(row.position)
             else:
                 job.cursor += 1
@@ -307,7 +219,7 @@ class Scheduler:
         """Tokens that running rows need before they can decode."""
         pending: set[RadixNode] = set()
         num_tokens = 0
-        for row in self._running:
+        for row in self._rows.running:
             num_tokens += max(0, row.num_pending - 1)
             node = row.leaf
             while node is not None and not node.is_complete and node not in pending:
@@ -342,7 +254,7 @@ class Scheduler:
         prompt = job.tokens(position)
         self._queue.row_done(job.job_id)
         if self._prefix_cache:  # nodes may have been kept for this very row
-            self._release(self.cache.match(prompt)[0])
+            self._rows.release(self.cache.match(prompt)[0])
         return RefusedRow(job_id=job.job_id, row=job.row(position), error=error)
 
     def _admit(self, job: PlannedJob, row: RunningRow) -> int | None:
@@ -355,23 +267,26 @@ class Scheduler:
         if found.parent is not None and depth < found.end:
             found = self.cache.split(found, depth)
         self.cache.lock(found)
-        tail = min(row.max_tail, len(row.answer) + self._tail_block)
+        tail = min(row.max_tail, len(row.answer) + self._rows.tail_block)
         needed = len(row.prompt) - depth + tail
-        headroom = self._headroom() if self._running else 0
+        headroom = self._rows.headroom()
         available = self.pool.num_free + self.cache.num_idle_slots
         if available < needed + headroom:
             self.cache.unlock(found)
             return None
-        self._make_free(needed)
+        self._rows.make_free(needed)
         leaf = self._insert_path(job, row, found, depth)
+        depth += self._fill(job, row, found, leaf)
         self.cache.lock(leaf)
         self.cache.unlock(found)
         if tail:
             row.tail = self._allocate(tail)
         row.tail_capacity = tail
         row.leaf = leaf
+        row.num_written = self._tiers.refill_tail(row.seq, row.tail)
+        self._usage.reloaded_tokens += row.num_written
         self._note_path(job, row, leaf)
-        insort(self._running, row, key=_seq)
+        self._rows.add(row)
         return len(row.prompt) - depth + max(0, row.num_pending - 1)
 
     def _insert_path(
@@ -392,6 +307,16 @@ class Scheduler:
             )
             depth = end
         return leaf
+
+    def _fill(self, job: PlannedJob, row: RunningRow, found: RadixNode, leaf: RadixNode) -> int:
+        """Has what is known of new nodes elsewhere loaded; how many tokens."""
+        num_filled = 0
+        for node, count in self._tiers.fill(row.prompt, found, leaf):
+            again = job.note_computed(node.origin[1], node.start, node.start + count)
+            self._usage.loaded_tokens += count - again
+            self._usage.reloaded_tokens += again
+            num_filled += count
+        return num_filled
 
     def _note_path(self, job: PlannedJob, row: RunningRow, leaf: RadixNode) -> None:
         """Writes on the nodes of a row's path which rows are below and whether they stay."""
@@ -419,12 +344,13 @@ class Scheduler:
         if num_slots > largest * self._max_node_extents and not self._moves:
             # Not worth copying much more than will be computed.
             self._moves = compact(self.pool, self._owners(), num_slots, max_moved=4 * num_slots)
+            self._tiers.can_spill = not self._moves  # extents are ahead of what is in the pool
         extents = self.pool.allocate(num_slots)
         assert extents is not None, "slots were promised that are not free"
         return extents
 
     def _owners(self) -> list[list[Extent]]:
-        tails = [row.tail for row in self._running]
+        tails = [row.tail for row in self._rows.running]
         return [node.extents for node in self.cache.nodes()] + tails
 
     # The step
@@ -434,7 +360,7 @@ class Scheduler:
         budget lasts."""
         work = StepWork()
         budget = self._prefill_tokens
-        for row in self._running:
+        for row in self._rows.running:
             leaf = row.leaf
             assert leaf is not None
             if not leaf.is_complete:
@@ -492,7 +418,11 @@ class Scheduler:
         for node, (first, count) in work.nodes.items():
             self._count_tokens(node, first, count)
         step = builder.finish(
-            logit_sources=sources, holds=holds, free_holds=free_holds, moves=self._moves
+            logit_sources=sources,
+            holds=holds,
+            free_holds=free_holds,
+            moves=self._moves,
+            transfers=self._tiers.take(),
         )
         self._moves = []
         self._unused_holds.extend(free_holds)  # not before the next step
@@ -514,6 +444,8 @@ class Scheduler:
     def _count_tokens(self, node: RadixNode, first: int, count: int) -> None:
         again = 0
         job = self._queue.jobs.get(node.origin[0])
+        if job is not None:
+            self._tiers.keep(node, first, count, job.share_below(node.origin[1]))
         if first < node.num_computed:
             again = count
         elif job is not None:
@@ -553,7 +485,3 @@ def _new_row(job: PlannedJob, position: int) -> RunningRow:
         max_tokens=job.max_tokens(position),
         num_forced=job.num_forced(position),
     )
-
-
-def _seq(row: RunningRow) -> int:
-    return row.seq

@@ -11,6 +11,7 @@ import torch
 
 from batchradix.engine.candidates import find_candidates
 from batchradix.engine.grammar.state import AnyState, fill_batch
+from batchradix.engine.memory import enough_memory
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
 from batchradix.engine.scored import ScoredAnswer
@@ -94,7 +95,13 @@ class Selector:
         """One token a row; ``sources``: int64[R], the rows' places in the launched step.
 
         Where a row's mask leaves few tokens, only their part of the output layer is computed.
+        Raises `OutOfMemoryError` when what that takes does not fit.
         """
+        what = f"while choosing the tokens of {len(sources)} rows"
+        with enough_memory(what, "lower batch_size or kv_tokens"):
+            return self._select(logits, sources, prepared)
+
+    def _select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:
         sampler, batch = self._sampler, prepared.batch
         if batch.bitmask is None:
             return sampler.sample(logits.collect(sources), batch)

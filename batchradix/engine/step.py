@@ -15,6 +15,50 @@ from batchradix.types import I64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVBlock:
+    """Keys and values of tokens from position ``start`` on, outside the pool.
+
+    ``k``, ``v``: the bytes of [layers, key heads, tokens, head dimension] in the run's dtype.
+    """
+
+    start: int
+    k: memoryview
+    v: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLoad:
+    """Slots to fill from a block, from its ``first``-th token on.
+
+    ``extents``: int64[n, 2] of (slot_start, num_slots), in order of position.
+    """
+
+    extents: I64
+    first: int
+    block: KVBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSave:
+    """Slots to keep in the store under ``key``: int64[n] of them, from position ``start`` on."""
+
+    key: str
+    start: int
+    slots: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransfer:
+    """Slots of the pool and places beside it (`SpillSpace`) that hold the same tokens.
+
+    Both int64[n, 2] of (start, length), in order of position and of one length together.
+    """
+
+    extents: I64
+    places: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One forward pass. ``T`` query tokens, ``R`` rows whose logits are wanted.
 
@@ -30,7 +74,9 @@ class Step:
     order of position.
 
     ``moves``: int64[k, 3] of (source, target, num_slots), disjoint copies to make in the pool
-    before anything else, all reads before all writes.
+    before anything else, all reads before all writes. ``loads`` fill slots after that and before
+    the forward pass; ``saves`` are taken from the pool after it. ``spills`` go from the pool to
+    their places before anything else, ``reloads`` come from there beside the loads.
 
     ``logit_sources``: int64[R]; ``q >= 0`` is a query of this step, ``-1 - h`` the hidden state
     kept under hold id ``h`` by an earlier step. ``hold_queries``, ``hold_ids``: int64[H]: keep
@@ -48,6 +94,10 @@ class Step:
     hold_queries: I64
     hold_ids: I64
     free_holds: I64
+    loads: tuple[KVLoad, ...] = ()
+    saves: tuple[KVSave, ...] = ()
+    spills: tuple[KVTransfer, ...] = ()
+    reloads: tuple[KVTransfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

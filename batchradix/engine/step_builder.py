@@ -9,6 +9,7 @@ import numpy as np
 
 from batchradix.engine.cache.pool import Extent
 from batchradix.engine.cache.radix import RadixNode
+from batchradix.engine.cache.tiers import Transfers
 from batchradix.engine.row import RunningRow
 from batchradix.engine.step import Step
 from batchradix.types import I64
@@ -66,6 +67,7 @@ class StepBuilder:
         holds: Sequence[tuple[int, int]],
         free_holds: Sequence[int],
         moves: Sequence[tuple[int, int, int]],
+        transfers: Transfers,
     ) -> Step:
         """The step; ``holds`` are (query, hold id)."""
         kept = _table(holds, 2)
@@ -80,6 +82,10 @@ class StepBuilder:
             hold_queries=np.ascontiguousarray(kept[:, 0]),
             hold_ids=np.ascontiguousarray(kept[:, 1]),
             free_holds=np.array(free_holds, dtype=np.int64),
+            loads=transfers.loads,
+            saves=transfers.saves,
+            spills=transfers.spills,
+            reloads=transfers.reloads,
         )
 
     def _lay_out(self) -> None:

@@ -19,6 +19,7 @@ from batchradix.types import (
     I64,
     Completion,
     Engine,
+    EngineJob,
     FinishReason,
     Result,
     Status,
@@ -144,17 +145,20 @@ def drive(
     prefix_cache: bool,
     retain: bool = False,
     retries: Retries | None = None,
+    before: Callable[[EngineJob], None] = lambda job: None,
     after_step: Callable[[], None] = lambda: None,
     stop_requested: StopRequested = lambda: None,
 ) -> int | None:
     """Runs the rows ``todo`` to the end; every one is emitted once, in completion order.
 
     With ``retries`` a row whose answer is invalid runs again first, and the rows that take its
-    answer wait for it. Returns the signal that asked it to stop in between, or None.
+    answer wait for it. ``before`` sees the job before the engine does. Returns the
+    signal that asked it to stop in between, or None.
     """
     retain = retain or retries is not None
     job, runs_for = make_job(planned, todo, prefix_cache=prefix_cache, retain=retain)
     followers, led_by = _followers(todo, runs_for, planned.scratch)
+    before(job)
     attempts = {engine.submit(job): 0}
     while engine.has_work:
         signal = stop_requested()

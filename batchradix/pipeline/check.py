@@ -14,7 +14,7 @@ from batchradix.config import EngineSettings, RunConfig
 from batchradix.errors import OutputMismatchError
 from batchradix.pipeline.former import may_take_over, remedy
 from batchradix.pipeline.job import EngineFactory, check_parts
-from batchradix.pipeline.parts import Parts, fingerprint, open_parts
+from batchradix.pipeline.parts import Parts, fingerprint, names_in_words, open_parts
 from batchradix.pipeline.planned import Planned, plan_rows, settle_engine
 from batchradix.pipeline.table import finished_schema
 from batchradix.report.progress import Progress, Silent
@@ -115,7 +115,7 @@ def _check_table(parts: Parts, output: Path) -> None:
             metadata={},
         ),
     )
-    changed, changes = other_job(output, fingerprint(parts))
+    changed, changes = other_job(output, fingerprint(parts), names_in_words(parts))
     if changed and not options.restart and not may_take_over(changed, options):
         raise OutputMismatchError(
             f"{options.path} holds the results of another job ({changes}); "

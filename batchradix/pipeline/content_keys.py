@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +13,9 @@ from numpy.typing import NDArray
 from batchradix.config import SamplingOptions
 from batchradix.errors import RowError
 from batchradix.scratch import Scratch, windows
-from batchradix.types import I64, U32
+from batchradix.types import I64, TokenTable
 
 _KEY_BYTES = 16
-_BATCH_ROWS = 4096
 _LOT_ROWS = 1 << 18
 
 
@@ -27,16 +28,14 @@ class ContentKeys:
     def __init__(self, scratch: Scratch, *, may_retry: bool = False) -> None:
         self._may_retry = may_retry
         self._scratch = scratch
-        self._base = bytearray()
-        self._draws = bytearray()
         self._base_column = scratch.column(np.uint8, _KEY_BYTES)
         self._draws_column = scratch.column(np.bool_)
         self._any_draws = False
 
-    def add(self, token_ids: U32, options: SamplingOptions, max_tokens: int, answers: str) -> None:
-        """A row that can run; ``answers`` names a format of its own, "" for the run's."""
+    def tail(self, options: SamplingOptions, max_tokens: int, answers: str) -> bytes:
+        """What a row's key holds beside its tokens; ``answers`` names a format of its own, "" for
+        the run's."""
         sampled = options.temperature > 0
-        digest = hashlib.blake2b(token_ids.tobytes(), digest_size=_KEY_BYTES)
         draw = (options.top_p, options.top_k, options.min_p, options.seed if sampled else None)
         settings = (
             max_tokens,
@@ -47,33 +46,23 @@ class ContentKeys:
             options.frequency_penalty,
             options.stop,
         )
-        digest.update(repr(settings).encode())
-        if answers:
-            digest.update(answers.encode())
-        self._base += digest.digest()
-        self._append_draw(sampled and options.seed is None)
+        return f"{settings!r}{answers}".encode()
 
-    def add_error(self, error: RowError) -> None:
-        """A row that cannot run."""
-        digest = hashlib.blake2b(digest_size=_KEY_BYTES)
-        digest.update(f"error {error.code} {error.message}".encode(errors="replace"))
-        self._base += digest.digest()
-        self._append_draw(False)
-
-    def _append_draw(self, draws: bool) -> None:
-        self._draws.append(draws)
-        self._any_draws |= draws
-        if len(self._draws) >= _BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._base_column.append(np.frombuffer(self._base, dtype=np.uint8))
-        self._draws_column.append(np.frombuffer(self._draws, dtype=np.bool_))
-        self._base, self._draws = bytearray(), bytearray()
+    def append(self, tokens: TokenTable, tails: Sequence[bytes], draws: NDArray[np.bool_]) -> None:
+        """The keys of a batch. ``tails``: what each holds beside its tokens (`tail`, `error_tail`);
+        ``draws``: bool[n], whether equal rows draw differently."""
+        data = np.ascontiguousarray(tokens.values).tobytes()
+        ends = (tokens.offsets * tokens.values.itemsize).tolist()
+        keys = b"".join(
+            blake2b(data[begin:end] + tail, digest_size=_KEY_BYTES).digest()
+            for (begin, end), tail in zip(pairwise(ends), tails, strict=True)
+        )
+        self._base_column.append(np.frombuffer(keys, dtype=np.uint8))
+        self._draws_column.append(draws)
+        self._any_draws |= bool(draws.any())
 
     def finish(self) -> RowKeys:
         """The keys of the rows added; ends them."""
-        self._flush()
         base, draws = self._base_column.finish(), self._draws_column.finish()
         if not self._any_draws:
             return RowKeys(base, base, self._scratch.zeros(len(base), np.int64))
@@ -84,6 +73,11 @@ class ContentKeys:
             mixed = occurrence[part].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
             keys[part, 8:] ^= mixed.view(np.uint8).reshape(-1, 8)
         return RowKeys(base, keys, occurrence)
+
+
+def error_tail(error: RowError) -> bytes:
+    """What the key of a row is made of that cannot run."""
+    return f"error {error.code} {error.message}".encode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ It joins `jobs` and `prompts`. Nothing is kept a row but columns in scratch file
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchradix.config import DEFAULT_MAX_TOKENS, SamplingOptions
-from batchradix.errors import RowError, RowErrorCode
+from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.pipeline.budget import Budgets
-from batchradix.pipeline.content_keys import ContentKeys
+from batchradix.pipeline.content_keys import ContentKeys, error_tail
 from batchradix.pipeline.row_errors import RowErrors, RowErrorWriter
 from batchradix.pipeline.row_formats import AnswerFormats, row_place
 from batchradix.plan.store import TokenTableWriter
@@ -99,32 +100,30 @@ class _Columns:
         self.ids = scratch.arrow_column(id_type)
 
 
-@dataclass(slots=True)
-class _Settings:
-    """Distinct `RowSettings`, numbered in order of first appearance."""
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What rows have in common that ask for the same: their options, the options that they would
+    have under former settings of the run, and the number of their format."""
 
-    numbers: dict[tuple[SamplingOptions, GrammarSpec | None], int] = field(default_factory=dict)
-    numbered: dict[RowSettings, int] = field(default_factory=dict)
+    options: SamplingOptions
+    former: SamplingOptions
+    format_id: int
 
-    def number(self, options: SamplingOptions, grammar: GrammarSpec | None) -> int:
-        found = self.numbers.get((options, grammar))
-        if found is None:
-            settings = RowSettings(
-                temperature=float(options.temperature),
-                top_p=float(options.top_p),
-                top_k=max(0, options.top_k),
-                min_p=float(options.min_p),
-                repetition_penalty=float(options.repetition_penalty),
-                presence_penalty=float(options.presence_penalty),
-                frequency_penalty=float(options.frequency_penalty),
-                stop=options.stop,
-                grammar=grammar,
-                probabilities=options.probabilities,
-                choose=options.choose,
-            )
-            found = self.numbered.setdefault(settings, len(self.numbered))
-            self.numbers[options, grammar] = found
-        return found
+
+def _settings(options: SamplingOptions, grammar: GrammarSpec | None) -> RowSettings:
+    return RowSettings(
+        temperature=float(options.temperature),
+        top_p=float(options.top_p),
+        top_k=max(0, options.top_k),
+        min_p=float(options.min_p),
+        repetition_penalty=float(options.repetition_penalty),
+        presence_penalty=float(options.presence_penalty),
+        frequency_penalty=float(options.frequency_penalty),
+        stop=options.stop,
+        grammar=grammar,
+        probabilities=options.probabilities,
+        choose=options.choose,
+    )
 
 
 def _refusal(
@@ -178,7 +177,9 @@ class _Reader:
         budgets: Budgets | None,
         scratch: Scratch,
     ) -> None:
-        self.columns, self.settings = _Columns(scratch, source.id_type), _Settings()
+        self.columns = _Columns(scratch, source.id_type)
+        self.settings: dict[RowSettings, int] = {}
+        """Distinct ones, numbered in order of first appearance."""
         self.errors = RowErrorWriter(scratch)
         self.num_cleaned = 0
         self.keys = ContentKeys(scratch, may_retry=may_retry)
@@ -186,7 +187,7 @@ class _Reader:
         self._source, self._prompts, self._formats = source, prompts, formats
         self._context_length, self._budgets = context_length, budgets
         # The run's seed is no seed of a row: equal rows without one draw differently.
-        self._options = RowSettingsReader(replace(sampling, seed=None))
+        self._options = self._former_options = RowSettingsReader(replace(sampling, seed=None))
         if former is not None:
             self.former = ContentKeys(scratch, may_retry=former.retries > 0)
             self._former_options = RowSettingsReader(replace(former.sampling, seed=None))
@@ -195,46 +196,57 @@ class _Reader:
         """The prompts of a batch, each with its answer's opening behind it."""
         batch = self._prompts.encode(rows)
         self.num_cleaned += batch.num_cleaned
-        n = len(rows)
-        settings_id = np.zeros(n, dtype=np.int32)
-        format_id = np.zeros(n, dtype=np.int32)
-        max_tokens = np.ones(n, dtype=np.int32)
-        seeds = np.zeros(n, dtype=np.int64)
-        has_seed = np.zeros(n, dtype=bool)
-        lengths = batch.tokens.lengths.copy()
-        for i, row in enumerate(rows):
-            read = self._read_row(row, batch.errors.get(i), int(lengths[i]))
-            if isinstance(read, RowError):
-                self.errors.add(row.index, read)
-                lengths[i] = 0
-                for keys in (self.keys, self.former):
-                    if keys is not None:
-                        keys.add_error(read)
-                continue
-            options, number = read
-            answers = self._formats.formats[number]
-            format_id[i] = number
-            grammar = None if answers is None else answers.grammar
-            settings_id[i] = self.settings.number(options, grammar)
-            max_tokens[i] = self._add_keys(row, batch.tokens[i], options, number)
-            if options.seed is not None:
-                seeds[i], has_seed[i] = options.seed, True
+        errors = {i: row.error for i, row in enumerate(rows) if row.error is not None}
+        errors = batch.errors | errors
+        lengths = batch.tokens.lengths
+        kind_of, kinds = self._kinds_of(rows, lengths, errors)
+        lengths[kind_of == 0] = 0
+        tokens = _drop_rows(batch.tokens, lengths)
+        tails = {i: error_tail(error) for i, error in errors.items()}
+        for i in sorted(errors):
+            self.errors.add(rows[i].index, errors[i])
+        max_tokens = self._add_keys(self.keys, tokens, kinds, kind_of, tails)
+        if self.former is not None:
+            before = [replace(kind, options=kind.former) for kind in kinds]
+            self._add_keys(self.former, tokens, before, kind_of, tails)
         columns = self.columns
+        format_id = np.array([k.format_id for k in kinds], dtype=np.int32)[kind_of]
+        settings_id = [0, *map(self._settings_id, kinds[1:])]
+        seeds = [k.options.seed for k in kinds]
         columns.format_id.append(format_id)
-        columns.settings_id.append(settings_id)
+        columns.settings_id.append(np.array(settings_id)[kind_of])
         columns.max_tokens.append(max_tokens)
-        columns.seeds.append(seeds)
-        columns.has_seed.append(has_seed)
+        columns.seeds.append(np.array([seed or 0 for seed in seeds], dtype=np.int64)[kind_of])
+        columns.has_seed.append(np.array([seed is not None for seed in seeds])[kind_of])
         columns.ids.append(pa.array([row.id for row in rows], type=self._source.id_type))
-        return self._with_openings(_drop_rows(batch.tokens, lengths), format_id, max_tokens)
+        return self._with_openings(tokens, format_id, max_tokens)
 
-    def _read_row(
-        self, row: Row, error: RowError | None, num_tokens: int
-    ) -> tuple[SamplingOptions, int] | RowError:
-        """A row's options and the number of its format, or why it cannot run."""
-        error = row.error or error
-        if error is not None:
-            return error
+    def _kinds_of(
+        self, rows: list[Row], lengths: I64, errors: dict[int, RowError]
+    ) -> tuple[I64, list[_Kind]]:
+        """int64[n]: the number of each row's kind, and the kinds. Number 0 is for rows that cannot
+        run; why not is put to ``errors``."""
+        kinds: dict[_Kind, int] = {}
+        kind_of = np.zeros(len(rows), dtype=np.int64)
+        fits = lengths <= self._most_alike
+        fits[list(errors)] = False
+        waiting = range(len(rows))
+        if fits.any():  # one stands for all of them
+            number = self._kind_of(rows[int(fits.argmax())], 1, kinds)
+            assert isinstance(number, int)
+            kind_of[fits] = number
+            waiting = np.flatnonzero(~fits).tolist()
+        for i in waiting:
+            if i not in errors:
+                found = self._kind_of(rows[i], int(lengths[i]), kinds)
+                if isinstance(found, RowError):
+                    errors[i] = found
+                else:
+                    kind_of[i] = found
+        return kind_of, [_Kind(self._options.defaults, self._options.defaults, 0), *kinds]
+
+    def _kind_of(self, row: Row, num_tokens: int, kinds: dict[_Kind, int]) -> int | RowError:
+        """The number of the row's kind among ``kinds``, or why it cannot run."""
         options = self._options.read(row)
         if isinstance(options, RowError):
             return options
@@ -243,20 +255,64 @@ class _Reader:
             return number
         answers = self._formats.formats[number]
         refusal = _refusal(row, options, answers, num_tokens, self._context_length, self._budgets)
-        return (options, number) if refusal is None else refusal
+        if refusal is not None:
+            return refusal
+        former = self._former_options.read(row)
+        assert isinstance(former, SamplingOptions)  # its columns were read already
+        return kinds.setdefault(_Kind(options, former, number), len(kinds) + 1)
 
-    def _add_keys(self, row: Row, token_ids: U32, options: SamplingOptions, number: int) -> int:
-        """Adds the keys of a row that can run; its ``max_tokens``, cut to the context."""
-        room = self._context_length - len(token_ids)
-        identity = self._formats.identity(number)
-        max_tokens = min(options.max_tokens or DEFAULT_MAX_TOKENS, room)
-        self.keys.add(token_ids, options, max_tokens, identity)
-        if self.former is not None:
-            before = self._former_options.read(row)
-            assert isinstance(before, SamplingOptions)  # its columns were read already
-            most = min(before.max_tokens or DEFAULT_MAX_TOKENS, room)
-            self.former.add(token_ids, before, most, identity)
-        return max_tokens
+    @cached_property
+    def _most_alike(self) -> int:
+        """How long a prompt may be to tell without looking at its row that it can run, and that
+        it is of the same kind as others; -1 where rows have options or formats of their own."""
+        columns = self._source.columns
+        if columns is None or {*SETTING_COLUMNS, *self._formats.columns}.intersection(columns):
+            return -1
+        options, answers = self._options.defaults, self._formats.formats[0]
+        least = 1
+        if answers is not None:
+            if options.stop and not answers.takes_stop:
+                return -1
+            try:
+                least = 1 if self._budgets is None else self._budgets.least(answers.grammar)
+            except SchemaError:
+                return -1
+        fits = least <= (options.max_tokens or DEFAULT_MAX_TOKENS)
+        return self._context_length - least if fits else -1
+
+    def _settings_id(self, kind: _Kind) -> int:
+        answers = self._formats.formats[kind.format_id]
+        settings = _settings(kind.options, None if answers is None else answers.grammar)
+        return self.settings.setdefault(settings, len(self.settings))
+
+    def _add_keys(
+        self,
+        keys: ContentKeys,
+        tokens: TokenTable,
+        kinds: list[_Kind],
+        kind_of: I64,
+        tails: dict[int, bytes],
+    ) -> I32:
+        """Adds the keys of a batch; int32[n]: the rows' ``max_tokens``, cut to the context.
+
+        ``tails``: of the rows that cannot run.
+        """
+        options = [kind.options for kind in kinds]
+        most = np.array([each.max_tokens or DEFAULT_MAX_TOKENS for each in options])
+        max_tokens: I64 = np.minimum(most[kind_of], self._context_length - tokens.lengths)
+        max_tokens[kind_of == 0] = 1
+        identities = [self._formats.identity(kind.format_id) for kind in kinds]
+        made: dict[tuple[int, int], bytes] = {}
+        pairs = list(zip(kind_of.tolist(), max_tokens.tolist(), strict=True))
+        for kind, count in set(pairs):
+            made[kind, count] = keys.tail(options[kind], count, identities[kind])
+        draws = np.array([each.temperature > 0 and each.seed is None for each in options])
+        draws[0] = False
+        all_tails = [made[pair] for pair in pairs]
+        for i, tail in tails.items():
+            all_tails[i] = tail
+        keys.append(tokens, all_tails, draws[kind_of])
+        return max_tokens.astype(np.int32)
 
     def _with_openings(self, tokens: TokenTable, format_id: I32, max_tokens: I32) -> TokenTable:
         openings = self._formats.openings
@@ -356,7 +412,7 @@ def _assemble(
         ids=columns.ids.finish(),
         errors=reader.errors.finish(),
         requests=RequestTable(
-            settings=tuple(reader.settings.numbered) or (RowSettings(),),
+            settings=tuple(reader.settings) or (RowSettings(),),
             settings_id=columns.settings_id.finish(),
             max_tokens=columns.max_tokens.finish(),
             rng_key=np.broadcast_to(np.uint64(0), len(tokens)),

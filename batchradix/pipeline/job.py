@@ -28,21 +28,29 @@ from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.former import find_former, remedy
-from batchradix.pipeline.parts import Parts, file_metadata, fingerprint, open_parts
+from batchradix.pipeline.parts import (
+    Parts,
+    file_metadata,
+    fingerprint,
+    names_in_words,
+    open_parts,
+)
 from batchradix.pipeline.planned import (
     Planned,
     check_budget,
     check_device,
     check_scores,
+    memory_shortage,
     plan_rows,
     settle_engine,
 )
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
+from batchradix.pipeline.tracing import Tracing
 from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.prompts.view import PromptView
-from batchradix.report.machine import peak_rss_bytes
+from batchradix.report.machine import num_oom_kills, peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
@@ -54,7 +62,7 @@ from batchradix.types import (
     Row,
 )
 
-_STEPS_BETWEEN = 64  # between two times at which the columns' pages are let go
+_ROWS_BETWEEN = 256  # at least, between two times at which the columns' pages are let go
 
 
 class EngineMaker(Protocol):
@@ -168,12 +176,17 @@ def run(
         started_s = time.monotonic()
         path = config.output.path
         folder = None if path is None else stack.enter_context(acquire(path))
+        warnings = [*warnings]
+        if folder is not None and folder.killed is not None:
+            warnings.append(killed_sentence(folder.killed, num_oom_kills()))
+            progress.warn(warnings[-1])
         parts = open_parts(config, progress=progress)
         stack.callback(parts.source.close)
         make_engine = check_parts(parts, engines)
         identity = fingerprint(parts)
         former = None
         if folder is not None:
+            folder.names = names_in_words(parts)
             former = find_former(folder, identity, config.output)
             if former is None:
                 check_fingerprint(
@@ -203,6 +216,7 @@ def run(
             metadata=file_metadata(parts, identity),
             fingerprint=identity,
             folder=folder,
+            cached_tokens=planned.cached,
             scratch=scratch,
             probabilities=config.sampling.probabilities,
         )
@@ -218,7 +232,8 @@ def run(
         )
         for text in table.warnings:
             progress.warn(text)
-        _answer(parts, planned, table, make_engine, summary, progress, stop_requested)
+        trace = None if folder is None or not config.output.trace else folder.trace
+        _answer(parts, planned, table, make_engine, summary, progress, stop_requested, trace)
         result = table.finish() if summary.stopped_by is None else None
         failed_rows = config.output.failed_rows
         if failed_rows is not None:
@@ -244,8 +259,10 @@ def _answer(
     summary: Summary,
     progress: Progress,
     stop_requested: StopRequested,
+    trace: Path | None,
 ) -> None:
-    """Every row that is not committed yet gets its result; weights load only if one must run."""
+    """Every row that is not committed yet gets its result; weights load only if one must run.
+    ``trace``: the folder that takes a trace of it."""
     answers = Answers(planned)
     for row in planned.rows.errors:
         if table.is_waiting[row]:
@@ -266,18 +283,33 @@ def _answer(
         f"loading {parts.checkpoint.name} in {settings.dtype} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
+    shortage = memory_shortage(parts, settings)
+    if shortage is not None:
+        summary.warnings.append(shortage)
+        progress.warn(shortage)
     retries = open_retries(parts, planned)
     engine = make_engine(settings)
     summary.load_s = time.monotonic() - started_s
+    tracing = None
+    if trace is not None:
+        tracing = Tracing(
+            trace,
+            model=parts.checkpoint.name,
+            settings=settings,
+            token_bytes=parts.checkpoint.tokenizer.token_bytes,
+            scratch=planned.scratch,
+            warn=progress.warn,
+        )
+        tracing.attach(engine)
     started_s = time.monotonic()
     progress.start(len(planned.rows), table.num_done)
 
-    num_steps = 0
+    num_seen = table.num_done
 
     def after_step() -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps % _STEPS_BETWEEN == 0:
+        nonlocal num_seen
+        if table.num_done >= num_seen + _ROWS_BETWEEN:
+            num_seen = table.num_done
             planned.scratch.let_go()
         _bear(table, parts.config.output.abort_after_failures)
         table.commit_if_due()
@@ -292,12 +324,18 @@ def _answer(
             table.append,
             prefix_cache=settings.prefix_cache,
             retries=retries,
+            before=(lambda job: None) if tracing is None else tracing.begin,
             after_step=after_step,
             stop_requested=stop_requested,
         )
     finally:
+        if tracing is not None:
+            tracing.close()
         progress.stop()
         summary.usage = replace(engine.usage)
+        for text in engine.notices:
+            summary.warnings.append(text)
+            progress.warn(text)
         if retries is not None:
             summary.retried_rows = retries.num_rows
             summary.discarded_tokens = retries.num_tokens
@@ -306,6 +344,20 @@ def _answer(
             table.commit()
         finally:
             engine.close()
+
+
+def killed_sentence(who: str, num_oom_kills: int) -> str:
+    """What is known of a run before this one that did not come to its end."""
+    because = "it was killed, or its machine stopped"
+    if num_oom_kills:
+        because = (
+            f"it was killed, most likely because memory ran out (the kernel has ended "
+            f"{num_oom_kills:,} processes of this control group for that)"
+        )
+    return (
+        f"the run before this one ({who}) did not come to its end: {because}; what it committed is "
+        f"kept. Should memory be short, lower --batch-size or --kv-tokens"
+    )
 
 
 def _bear(table: Table, most: int | None) -> None:

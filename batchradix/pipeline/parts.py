@@ -176,6 +176,13 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
     }
 
 
+def names_in_words(parts: Parts) -> dict[str, str]:
+    """What those entries of the `fingerprint` are called that are digests."""
+    checkpoint = parts.checkpoint
+    revision = f" at revision {checkpoint.revision[:12]}" if checkpoint.revision else ""
+    return {"model": f"{checkpoint.name}{revision}"}
+
+
 def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
     """What the finished file says about itself."""
     checkpoint = parts.checkpoint

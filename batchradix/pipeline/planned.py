@@ -13,6 +13,7 @@ from batchradix.config import (
     DEFAULT_BATCH_SIZE,
     EngineSettings,
     RunConfig,
+    check_host_memory,
     resolve_engine,
 )
 from batchradix.errors import RowErrorCode
@@ -24,7 +25,7 @@ from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, sha
 from batchradix.plan.dedupe import drop_followers, find_duplicates
 from batchradix.plan.order import DEFAULT_PLAN_MEMORY_BYTES, make_plan
 from batchradix.plan.tree import build_tree, flat_tree
-from batchradix.report.machine import machine
+from batchradix.report.machine import free_memory_bytes, machine
 from batchradix.report.progress import Progress
 from batchradix.scratch import Scratch, windows
 from batchradix.types import (
@@ -186,10 +187,11 @@ def _answer_kind(rows: Intake, scratch: Scratch) -> I64:
 
 
 def check_device(config: RunConfig) -> None:
-    """Raises `OptionError` when the device asked for is not there."""
+    """Raises `OptionError` when the device asked for is not there, or has no use for an option."""
     from batchradix.engine.device import find_device
 
-    find_device(config.engine.device)
+    device, _ = find_device(config.engine.device)
+    check_host_memory(config.engine, device)
 
 
 def check_budget(parts: Parts) -> None:
@@ -228,6 +230,25 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
         num_kv_elements_per_token=model.num_kv_elements_per_token,
         weight_bytes_float32=4 * model.num_parameters,
         demand_tokens=demand,
+    )
+
+
+def memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
+    """A warning where weights and pool take more than is free, as far as it can be known: where
+    ``kv_tokens`` or ``kv_memory`` says so. Host memory that is promised and then used ends a
+    process without a word."""
+    model = parts.checkpoint.config
+    element_bytes = 4 if settings.dtype == "float32" else 2
+    needed = element_bytes * (
+        model.num_parameters + settings.kv_tokens * model.num_kv_elements_per_token
+    )
+    free = free_memory_bytes()
+    if settings.device != "cpu" or needed <= free:
+        return None
+    return (
+        f"the weights and room for {settings.kv_tokens:,} tokens of keys and values take "
+        f"{needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free here: the "
+        f"kernel may kill this run; lower --kv-tokens or use a smaller model"
     )
 
 

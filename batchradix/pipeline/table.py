@@ -34,7 +34,8 @@ from batchradix.sink.shards import (
     match_rows,
     read_committed,
 )
-from batchradix.types import I64, Result, Status
+from batchradix.sink.takeover import copy_records, find_twins
+from batchradix.types import I32, I64, Result, Status
 
 
 def finished_schema(
@@ -71,7 +72,8 @@ class Table:
 
     With a ``folder`` (its fingerprint checked) rows that an earlier run committed are done
     already; without one results stay in memory. ``metadata`` goes into the finished file.
-    ``probabilities``: there is a column of those of the schema's choices.
+    ``probabilities``: there is a column of those of the schema's choices. ``cached_tokens``:
+    int32[n], what each row's prompt shares, for rows that take a committed row's answer.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Table:
         metadata: Mapping[str, str],
         fingerprint: Mapping[str, Any],
         folder: RunFolder | None,
+        cached_tokens: I32,
         probabilities: bool = False,
         scratch: Scratch | None = None,
     ) -> None:
@@ -115,7 +118,7 @@ class Table:
             self._sink = MemorySink(inner, encode)
         else:
             check_format(folder.output, self._schema)
-            done = self._resume(folder)
+            done = self._resume(folder, cached_tokens)
             self._sink = ShardWriter(folder, inner, encode)
         self.is_waiting = ~done
         """bool[n]: rows that had no committed answer when the table was opened."""
@@ -138,7 +141,7 @@ class Table:
                 digest.update(batch.serialize())
         return digest.hexdigest()
 
-    def _resume(self, folder: RunFolder) -> NDArray[np.bool_]:
+    def _resume(self, folder: RunFolder, cached_tokens: I32) -> NDArray[np.bool_]:
         """bool[n]: rows whose answers are committed and stay; counts them."""
         committed = read_committed(folder, scratch=self._scratch)
         self.warnings = committed.warnings
@@ -147,9 +150,10 @@ class Table:
             mark_unfinished(folder)
             committed = forget_rows(folder, committed, forget, scratch=self._scratch)
         scratch = self._scratch
-        record_of_row = match_rows(
-            committed, len(self._rows), self._rows.content_keys, scratch=scratch
-        )
+        record_of_row = self._match(committed)
+        if self._copy_twins(folder, committed, record_of_row, cached_tokens):
+            committed = read_committed(folder, scratch=scratch)
+            record_of_row = self._match(committed)
         row_of_record = scratch.full(len(committed), -1, np.int64)
         done = np.zeros(len(self._rows), dtype=bool)
         for part in scratch.windows(len(done)):
@@ -165,6 +169,26 @@ class Table:
                 self._count_batch(batch, rows[here])
         scratch.let_go()
         return done
+
+    def _match(self, committed: Committed) -> I64:
+        keys = self._rows.content_keys
+        return match_rows(committed, len(self._rows), keys, scratch=self._scratch)
+
+    def _copy_twins(
+        self, folder: RunFolder, committed: Committed, record_of_row: I64, cached_tokens: I32
+    ) -> bool:
+        """Commits what is committed of equal rows for those that have no record; whether any."""
+        waits = record_of_row < 0
+        waits[self._rows.errors.rows] = False  # they have their own sentence, and cost nothing
+        rows = np.flatnonzero(waits)
+        if not len(committed) or not len(rows):
+            return False
+        records = find_twins(committed, rows, self._rows.content_keys)
+        rows, records = rows[records >= 0], records[records >= 0]
+        if len(rows):
+            ids = self._rows.ids
+            copy_records(folder, committed, records, rows, ids=ids, cached_tokens=cached_tokens)
+        return bool(len(rows))
 
     def _to_forget(self, folder: RunFolder, committed: Committed) -> NDArray[np.bool_]:
         """bool[m]: committed records that are tried again: transient failures always, others

@@ -32,6 +32,9 @@ _CHUNK_TOKENS = 1 << 28
 # Tokens compared at once (twice this many are gathered), and the windows they are cut into.
 _BLOCK_TOKENS = 1 << 20
 _FIRST_WINDOW = 16
+# Rows from all over the table that are looked at between letting go of its pages; the kernel maps
+# 16 pages around each, so that these may be 64 MiB.
+_SCATTERED_ROWS = 1 << 10
 _LAST_WINDOW = 1024
 
 
@@ -210,7 +213,7 @@ def _gathered(values: U32, starts: I64, lengths: I64, scratch: Scratch) -> NDArr
             span[filled : filled + stop - begin] = values[begin:stop]
             filled += stop - begin
         return span
-    size = max(1, _BLOCK_TOKENS // max(1, int(lengths.mean())))
+    size = max(1, min(_SCATTERED_ROWS, _BLOCK_TOKENS // max(1, int(lengths.mean()))))
     for some in scratch.windows(len(starts), size):
         counts = lengths[some]
         total = int(counts.sum())
@@ -227,7 +230,7 @@ def common_prefixes(tokens: TokenTable, order: I64, scratch: Scratch | None = No
     """
     scratch = scratch or Scratch(least_bytes=None)
     lcp = scratch.zeros(len(order), np.int32)
-    for part in scratch.windows(len(order)):
+    for part in scratch.windows(len(order), _SCATTERED_ROWS):
         before = max(0, part.start - 1)
         found = _neighbours(tokens, np.asarray(order[before : part.stop]))
         lcp[part] = found[part.start - before :]

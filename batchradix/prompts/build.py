@@ -13,13 +13,17 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property, partial
 from typing import Any
+
+import numpy as np
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
 from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
-from batchradix.prompts.chat import ChatTemplate, Conversation
-from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span
+from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.form import Form, Part, form_of
+from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
 from batchradix.prompts.messages import read_conversation
 from batchradix.prompts.row_problem import RowProblem
@@ -32,6 +36,7 @@ from batchradix.types import Row, TokenTable
 
 _INPUT_COLUMNS = ("messages", "prompt", "tools")
 _LISTED_COLUMNS = 30  # names that a message lists at most
+_PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ class PromptBuilder:
         if not columns:
             return
         self._template = self._parse(columns)
+        self.__dict__.pop("_form", None)
         if self._template is None:
             self._check_input_columns(columns)
             return
@@ -127,23 +133,22 @@ class PromptBuilder:
 
     def encode(self, rows: Sequence[Row]) -> PromptBatch:
         """Token ids of the rows' prompts. Rows that carry an error are passed over."""
-        prompts: list[list[Span]] = []
+        prompts: list[Sequence[Part]] = []
         errors: dict[int, RowError] = {}
         num_cleaned = 0
         for position, row in enumerate(rows):
-            spans: list[Span] = []
+            parts: Sequence[Part] = ()
             if row.error is None:
                 try:
-                    spans, cleaned = _cleaned(self._spans(row))
+                    parts, cleaned = _cleaned(self._parts(row))
                     num_cleaned += cleaned
                 except RowProblem as problem:
                     errors[position] = problem.at(row)
-            prompts.append(spans)
+            prompts.append(parts)
         tokens = encode_prompts(self._tokenizer, prompts)
-        lengths = tokens.lengths
-        for position, row in enumerate(rows):
-            if lengths[position] == 0 and row.error is None and position not in errors:
-                errors[position] = _empty(row)
+        for position in np.flatnonzero(tokens.lengths == 0).tolist():
+            if rows[position].error is None and position not in errors:
+                errors[position] = _empty(rows[position])
         return PromptBatch(tokens, errors, num_cleaned)
 
     def explain(self, row: Row) -> PromptView:
@@ -151,7 +156,7 @@ class PromptBuilder:
         if row.error is not None:
             return PromptView(error=row.error)
         try:
-            spans, _ = _cleaned(self._spans(row))
+            spans = [replace(s, text=clean_text(s.text)) for s in self._spans(row)]
         except RowProblem as problem:
             return PromptView(error=problem.at(row))
         table = encode_prompts(self._tokenizer, [[span] for span in spans])
@@ -174,8 +179,53 @@ class PromptBuilder:
         pieces = self._template.pieces(row.values)
         if self._chat is None:
             return self._raw_spans(pieces)
-        chat = user_conversation(pieces, self._chat, self._system)
-        return self._chat.spans(replace(chat, tools=self._tools))
+        return self._chat.spans(self._conversation(self._chat, Mixed(tuple(pieces))))
+
+    def _conversation(self, template: ChatTemplate, content: Any) -> Conversation:
+        chat = user_conversation(content, template, self._system)
+        return replace(chat, tools=self._tools)
+
+    def _parts(self, row: Row) -> Sequence[Part]:
+        """As `_spans`, with what is known encoded already, where the row fits the job's form."""
+        form, template, values = self._form, self._template, row.values
+        if form is None:
+            return self._spans(row)
+        if template is None:
+            prompt = values.get("prompt")
+            if not isinstance(prompt, str) or values.get("messages") is not None or self._system:
+                return self._spans(row)
+            return form.fill((prompt,))
+        texts = template.texts(values)
+        if self._chat is None:
+            return form.fill(texts)
+        if all(map(self._chat.is_harmless, texts)):
+            return form.fill(_trimmings("".join(texts)))
+        return self._spans(row)
+
+    @cached_property
+    def _form(self) -> Form | None:
+        """What all prompts of the job share, None where each has to be made by itself."""
+        template = self._template
+        if template is None or self._chat is None:
+            parts = [None] if template is None else template.parts
+            literals = [part for part in parts if isinstance(part, str)]
+            (hole,) = choose_marks(noncharacters(literals), 1)
+            mask = "".join(part if isinstance(part, str) else hole for part in parts)
+            order = [i for i, part in enumerate(parts) if not isinstance(part, str)]
+            return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
+        chat, first = self._chat, template.parts[0]
+        begins = "" if isinstance(first, Place) else first if isinstance(first, str) else first.text
+        own = partial(self._conversation, chat)
+        form = chat.form(own, begins, self._tokenizer)
+        if form is None:
+            return None
+        for probe in _PROBES:  # a template has to treat these alike, or each row is its own case
+            text = begins + probe
+            alone = chat.spans(own(text))
+            both = encode_prompts(self._tokenizer, [form.fill(_trimmings(text)), alone])
+            if not chat.is_harmless(text) or not np.array_equal(both[0], both[1]):
+                return None
+        return form
 
     def _input_spans(self, row: Row) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
@@ -296,10 +346,10 @@ class PromptBuilder:
             return
         probe = "probe"
         if self._template is not None:
-            chat = user_conversation([Piece(probe, True)], self._chat, None)
+            chat = user_conversation(probe, self._chat, None)
             self._try(self._chat, replace(chat, tools=self._tools), probe)
         if self._system is not None:
-            chat = user_conversation([Piece("?", True)], self._chat, probe)
+            chat = user_conversation("?", self._chat, probe)
             self._try(self._chat, chat, probe, what="a system message")
 
     @staticmethod
@@ -408,12 +458,22 @@ def _empty(row: Row) -> RowError:
     return problem.at(row)
 
 
-def _cleaned(spans: list[Span]) -> tuple[list[Span], bool]:
-    """Spans without lone surrogates, and whether there were any."""
-    texts = [clean_text(span.text) for span in spans]
-    if all(text is span.text for text, span in zip(texts, spans, strict=True)):
-        return spans, False
-    return [replace(s, text=text) for text, s in zip(texts, spans, strict=True)], True
+def _cleaned(parts: Sequence[Part]) -> tuple[Sequence[Part], bool]:
+    """Parts without lone surrogates, and whether there were any."""
+    for part in parts:
+        if isinstance(part, Span) and clean_text(part.text) is not part.text:
+            break
+    else:
+        return parts, False
+    return [
+        replace(part, text=clean_text(part.text)) if isinstance(part, Span) else part
+        for part in parts
+    ], True
+
+
+def _trimmings(text: str) -> tuple[str, ...]:
+    """What a form of `ChatTemplate.form` is filled with."""
+    return text, text.lstrip(), text.rstrip(), text.strip()
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -21,7 +21,10 @@ from batchradix.checkpoint.chat_template import (
     compile_template,
     render_template,
 )
-from batchradix.errors import RowErrorCode
+from batchradix.checkpoint.tokenizer import Tokenizer
+from batchradix.checkpoint.unseen import Unseen
+from batchradix.errors import RowErrorCode, TemplateError
+from batchradix.prompts.form import Form, form_of
 from batchradix.prompts.guard import (
     AddedTokenMatcher,
     DataGuard,
@@ -111,9 +114,35 @@ class ChatTemplate:
             messages = [{**m, "content": m.get("content", "")} for m in conversation.messages]
             return self._spans(replace(conversation, messages=messages))
 
+    def form(
+        self, own: Callable[[Any], Conversation], begins: str, tokenizer: Tokenizer
+    ) -> Form | None:
+        """The form of the conversations ``own(text)``, to be filled with the text, and with the
+        text without white space at its start, its end and both; it begins with ``begins``.
+
+        Right for texts that are harmless (`is_harmless`). None where the template looks into
+        the text, or the rest of the conversation needs marks.
+        """
+        frame = own("")
+        strings = [*_strings(frame.messages), *_strings(frame.tools)]
+        harmless = all(self._guard.is_harmless(s, known=known) for s, known in self._walk(frame))
+        if not harmless or frame.prefill:
+            return None
+        try:
+            marks = choose_marks(self._used | noncharacters(strings), 4)
+            template = compile_template(self._source, unseen_marks="".join(marks))
+            text = self._run(template, own(Unseen(marks, begins)))
+        except (TemplateError, RowProblem):
+            return None
+        return form_of(self._matcher, tokenizer, text, marks, is_raw=False)
+
+    def is_harmless(self, text: str) -> bool:
+        """Whether ``text`` of a row's can stand in a form."""
+        return self._guard.is_harmless(text)
+
     def _spans(self, conversation: Conversation) -> list[Span]:
         strings = list(_strings(conversation.messages)) + list(_strings(conversation.tools))
-        marks = choose_marks(self._used | noncharacters(strings))
+        marks = Marks(*choose_marks(self._used | noncharacters(strings), 3))
         text = self._render(conversation, marks, None)
         harmless = all(
             self._guard.is_harmless(string, known=known)
@@ -174,14 +203,20 @@ class ChatTemplate:
         if conversation.prefill:
             messages[-1]["content"] = _with_end(messages[-1]["content"], marks.end)
         tools = None if conversation.tools is None else self._fill(conversation.tools, mark)
+        filled = replace(conversation, messages=messages, tools=tools)
+        return self._run(self._template, filled, ask=ask)
+
+    def _run(
+        self, template: jinja2.Template, conversation: Conversation, *, ask: bool = True
+    ) -> str:
         variables = {
             **self._variables,
-            "messages": messages,
-            "tools": tools,
+            "messages": conversation.messages,
+            "tools": conversation.tools,
             "add_generation_prompt": ask and not conversation.prefill,
         }
         try:
-            return render_template(self._template, variables)
+            return render_template(template, variables)
         except ChatTemplateRaised as error:
             raise RowProblem(
                 RowErrorCode.TEMPLATE_FAILED,

@@ -63,16 +63,16 @@ def noncharacters(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(c for t in texts if not t.isascii() for c in _NONCHARACTER.findall(t))
 
 
-def choose_marks(used: frozenset[str]) -> Marks:
-    """Three noncharacters that are not ``used``; raises `RowProblem` if fewer are left."""
+def choose_marks(used: frozenset[str], count: int) -> tuple[str, ...]:
+    """Noncharacters that are not ``used``; raises `RowProblem` if fewer are left."""
     free = [char for char in _NONCHARACTERS if char not in used]
-    if len(free) < 3:
+    if len(free) < count:
         raise RowProblem(
             RowErrorCode.BAD_VALUE,
             "the text uses up the Unicode noncharacters U+FDD0 to U+FDEF, which are needed to "
             "tell it from the template's own text; remove them",
         )
-    return Marks(*free[:3])
+    return tuple(free[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,25 @@ class _Match:
     start: int
     stop: int
     token: AddedToken
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Text up to the next added token (None at the end), as it stands in a mask.
+
+    ``strips_start``: the token before it takes the white space with it.
+    """
+
+    raw: str
+    token: AddedToken | None
+    at_start: bool
+    strips_start: bool
+
+    def trimmed(self, text: str) -> str:
+        """``text``, which stands in this place, without the white space that tokens take."""
+        if self.strips_start:
+            text = text.lstrip()
+        return text.rstrip() if self.token is not None and self.token.lstrip else text
 
 
 class AddedTokenMatcher:
@@ -112,7 +131,7 @@ class AddedTokenMatcher:
     def cut_pieces(self, pieces: Sequence[Piece]) -> list[Span]:
         """The spans of a raw prompt; only template pieces can hold added tokens."""
         own = noncharacters(piece.text for piece in pieces if not piece.from_data)
-        hole = choose_marks(own).broken
+        (hole,) = choose_marks(own, 1)
         mask = "".join(hole if piece.from_data else piece.text for piece in pieces)
         return self._cut(mask, hole, [piece.text for piece in pieces if piece.from_data], "")
 
@@ -132,25 +151,27 @@ class AddedTokenMatcher:
         matches = self._matches(mask, _neighbours(mask, hole, fills), flag)
         filler = iter(fills)
         spans: list[Span] = []
-        strip_next = False
-        position = 0
-        for match in [*matches, None]:
-            raw = mask[position : match.start if match else len(mask)]
-            text = _filled(raw, hole, filler)
-            if strip_next:
-                text = text.lstrip()
-            if match is not None and match.token.lstrip:
-                text = text.rstrip()
-            spans.extend(self._text_spans(text, at_start=position == 0))
-            if match is not None:
-                spans.append(Span(match.token.content, match.token.id))
-                position, strip_next = match.stop, match.token.rstrip
+        for stretch in _stretches(mask, matches):
+            text = stretch.trimmed(_filled(stretch.raw, hole, filler))
+            spans.extend(self.text_spans(text, stretch.at_start))
+            if stretch.token is not None:
+                spans.append(Span(stretch.token.content, stretch.token.id))
         return spans
 
-    def _text_spans(self, text: str, *, at_start: bool) -> Iterator[Span]:
+    def stretches(self, mask: str) -> Iterator[Stretch]:
+        """``mask`` cut at its tokens, those included that stand only between word boundaries,
+        wherever they stand."""
+        return _stretches(mask, self._matches(mask, lambda start, stop: ("", ""), ""))
+
+    def text_spans(self, text: str, at_start: bool) -> Iterable[Span]:
         """A stretch of text, cut at white-space tokens where the tokenizer has such."""
+        if self._layout is None:
+            return (Span(text, None, at_start),) if text else ()
+        return self._laid_out(text, self._layout, at_start)
+
+    def _laid_out(self, text: str, layout: re.Pattern[str], at_start: bool) -> Iterator[Span]:
         position = 0
-        for match in self._layout.finditer(text) if self._layout is not None else ():
+        for match in layout.finditer(text):
             if match.start() > position:
                 yield Span(text[position : match.start()], at_start=at_start and position == 0)
             yield Span(match.group(), self._by_content[match.group()].id)
@@ -190,6 +211,14 @@ class AddedTokenMatcher:
                 regions.append(match.span())
             at = mask.find(flag, match.end() if match is not None else at + 1)
         return regions
+
+
+def _stretches(mask: str, matches: Sequence[_Match]) -> Iterator[Stretch]:
+    position, strips = 0, False
+    for match in matches:
+        yield Stretch(mask[position : match.start], match.token, position == 0, strips)
+        position, strips = match.stop, match.token.rstrip
+    yield Stretch(mask[position:], None, position == 0, strips)
 
 
 def _any_of(contents: Iterable[str], flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
@@ -238,6 +267,9 @@ class DataGuard:
         self._beginnings = {c[:i] for c in self._contents for i in range(1, len(c))}
         self._endings = {c[i:] for c in self._contents for i in range(1, len(c))}
         self._longest = max(map(len, contents), default=0)
+        firsts = {content[0] for content in contents}
+        # Where no token begins with a letter, whose case might matter, looking for these is all.
+        self._firsts = firsts if firsts and all(c.lower() == c.upper() for c in firsts) else None
         self._completable = any(self._ends_open(literal) for literal in literals)
 
     def is_harmless(self, text: str, *, known: bool = False) -> bool:
@@ -245,6 +277,8 @@ class DataGuard:
         vocabulary (a key it reads), which no one but the template can put beside its text."""
         if self._token is None or not text:
             return True
+        if self._firsts is not None and not any(first in text for first in self._firsts):
+            return known or not self._closes(text)
         if self._token.search(text):
             return False
         return known or not (self._opens(text) or self._closes(text))

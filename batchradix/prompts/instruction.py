@@ -5,6 +5,8 @@ The order is what makes rows share: instruction, then schema, then the row's own
 
 from __future__ import annotations
 
+from typing import Any
+
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
 from batchradix.prompts.guard import Piece
 
@@ -20,12 +22,11 @@ def shared_text(instruction: str, schema_text: str | None, schema_line: str = SC
     return "\n\n".join(parts) + "\n\n"
 
 
-def user_conversation(
-    pieces: list[Piece], template: ChatTemplate, system: str | None
-) -> Conversation:
-    """One user message of ``pieces``, after a system message where ``system`` is given."""
+def user_conversation(content: Any, template: ChatTemplate, system: str | None) -> Conversation:
+    """One user message of ``content`` (`Mixed` or data), after a system message where ``system``
+    is given."""
     system_message = [] if system is None else [("system", Mixed((Piece(system, True),)))]
-    turns = [*system_message, ("user", Mixed(tuple(pieces)))]
+    turns = [*system_message, ("user", content)]
     return Conversation(
         messages=[
             {

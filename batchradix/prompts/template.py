@@ -128,15 +128,21 @@ class Template:
 
     def pieces(self, values: Mapping[str, Any]) -> list[Piece]:
         """The rendered text with its provenance; raises `RowProblem`."""
-        out = []
-        for part in self.parts:
-            if isinstance(part, Place):
-                out.append(Piece(self._text(part, values), True))
-            elif isinstance(part, Piece):
-                out.append(part)
-            else:
-                out.append(Piece(part, False))
-        return out
+        return [
+            Piece(text, not isinstance(part, str))
+            for text, part in zip(self.texts(values), self.parts, strict=True)
+        ]
+
+    def texts(self, values: Mapping[str, Any]) -> list[str]:
+        """The rendered text of each of ``parts``; raises `RowProblem`."""
+        return [
+            part
+            if isinstance(part, str)
+            else self._text(part, values)
+            if isinstance(part, Place)
+            else part.text
+            for part in self.parts
+        ]
 
     def _text(self, place: Place, values: Mapping[str, Any]) -> str:
         try:

@@ -57,6 +57,7 @@ class JsonLog:
             rows=self._num_rows,
             rows_done=num_done,
             computed_tokens=usage.computed_tokens,
+            loaded_tokens=usage.loaded_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             forward_steps=usage.forward_steps,

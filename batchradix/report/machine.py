@@ -41,6 +41,18 @@ def _cgroup_free_bytes() -> int | None:
     return max(0, limit - used + inactive)
 
 
+def num_oom_kills() -> int:
+    """Processes of this control group that the kernel has killed for want of memory."""
+    try:
+        for line in (_CGROUP / "memory.events").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
 def free_memory_bytes() -> int:
     """Memory that can be taken without swapping; the control group's limit counts."""
     free: int | None = None

@@ -103,6 +103,8 @@ class Summary:
             "distinct_tokens": self.distinct_tokens,
             "computed_tokens": usage.computed_tokens,
             "recomputed_tokens": usage.recomputed_tokens,
+            "loaded_tokens": usage.loaded_tokens,
+            "reloaded_tokens": usage.reloaded_tokens,
             "completion_tokens": self.completion_tokens,
             "forced_tokens": usage.forced_tokens,
             "decode_steps": usage.decode_steps,
@@ -152,6 +154,7 @@ class Summary:
             (
                 "computed",
                 f"{usage.computed_tokens:,} prompt tokens, {usage.recomputed_tokens:,} again, "
+                + (f"{usage.loaded_tokens:,} from the store, " if usage.loaded_tokens else "")
                 + (f"in {steps}; {answers} in the table" if resumed else f"{answers} in {steps}"),
             ),
         ]

@@ -4,9 +4,11 @@
 
 - ``lock``: a ``flock`` held in the kernel for the run's life; it dies with its holder, so the
   file itself never blocks anyone. Its text (pid, host) is only what others are told;
-- ``run.json``: the job's fingerprint and, once finished, size and time of the output;
+- ``run.json``: the job's fingerprint, in words what its digests are of and, once finished, size
+  and time of the output;
 - ``shards/``: the committed results, which are the resume state (see `sink.shards`);
-- ``tmp/``: what is being written; ``bad/``: damaged shards that were set aside.
+- ``tmp/``: what is being written; ``bad/``: damaged shards that were set aside;
+- ``trace/``: where it was asked for, the steps of the runs (see `report.trace`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from batchradix.sink.durable import write_durably
 from batchradix.sink.formats import output_format
 
 WORK_SUFFIX = ".batchradix"
+TRACE_FOLDER = "trace"
 _HOLDER_WAIT_S = 0.5  # a holder needs a moment between taking the lock and writing its name
 
 
@@ -38,14 +41,20 @@ class RunFolder:
 
     ``output`` is the path results go to with links resolved, ``path`` the work folder,
     ``shown`` the output as the user wrote it. ``job`` is the digest of the fingerprint, which
-    every shard carries; it is set by `check_fingerprint`.
+    every shard carries; it is set by `check_fingerprint`. ``names``, set by whoever holds the
+    folder, says in words what those entries of the fingerprint are that are digests.
+    ``killed``: process and host of the holder before, where it did not come to its end.
     """
 
-    def __init__(self, output: Path, shown: str, path: Path, lock_fd: int) -> None:
+    def __init__(
+        self, output: Path, shown: str, path: Path, lock_fd: int, killed: str | None = None
+    ) -> None:
         self.output = output
         self.shown = shown
         self.path = path
         self.job: str | None = None
+        self.names: Mapping[str, str] = {}
+        self.killed = killed
         self._lock_fd: int | None = lock_fd
         _drop_lock_in_forks(self)
 
@@ -62,6 +71,10 @@ class RunFolder:
         return self.path / "bad"
 
     @property
+    def trace(self) -> Path:
+        return self.path / TRACE_FOLDER
+
+    @property
     def run_file(self) -> Path:
         return self.path / "run.json"
 
@@ -72,6 +85,8 @@ class RunFolder:
         begun = self.run_file.exists() or any(self.shards.glob("*")) or self.bad.exists()
         if not begun:
             shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lock_fd, 0)  # whoever finds a name in it finds a holder that died
         self._close_lock()
 
     def _close_lock(self) -> None:
@@ -143,6 +158,7 @@ def acquire(path: str | os.PathLike[str]) -> RunFolder:
     output = check_output(path)
     work = output.with_name(output.name + WORK_SUFFIX)
     deadline = time.monotonic() + _HOLDER_WAIT_S
+    killed: str | None = None
     while True:
         try:
             work.mkdir(exist_ok=True)
@@ -162,6 +178,8 @@ def acquire(path: str | os.PathLike[str]) -> RunFolder:
             ) from e
         try:
             if _take(fd, work / "lock", shown):
+                killed = _holder(work / "lock")
+                _sign(fd)
                 break
             if time.monotonic() >= deadline:
                 raise _held(work / "lock", shown)
@@ -170,7 +188,7 @@ def acquire(path: str | os.PathLike[str]) -> RunFolder:
             raise
         os.close(fd)
         time.sleep(0.02)
-    folder = RunFolder(output, shown, work, fd)
+    folder = RunFolder(output, shown, work, fd, killed)
     try:
         for part in (folder.shards, folder.tmp):
             part.mkdir(exist_ok=True)
@@ -196,21 +214,27 @@ def _take(fd: int, lock: Path, shown: str) -> bool:
     except FileNotFoundError:
         return False
     ours = os.fstat(fd)
-    if (current.st_dev, current.st_ino) != (ours.st_dev, ours.st_ino):
-        return False
+    return (current.st_dev, current.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _sign(fd: int) -> None:
     holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
     with contextlib.suppress(OSError):  # a full disk must not keep a finished run from its end
         os.ftruncate(fd, 0)
         os.pwrite(fd, holder, 0)
-    return True
+
+
+def _holder(lock: Path) -> str | None:
+    """Who wrote its name into a lock and did not take it out; None where nobody can be read."""
+    try:
+        holder = json.loads(lock.read_text())
+        return f"process {holder['pid']} on host {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _held(lock: Path, shown: str) -> OutputHeldError:
-    try:
-        holder = json.loads(lock.read_text())
-        who = f"process {holder['pid']} on host {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        who = "another process"
+    who = _holder(lock) or "another process"
     return OutputHeldError(
         f"the output {shown} is held by {who}; wait until that run ends, "
         f"or give this one another output"
@@ -249,27 +273,29 @@ def check_fingerprint(
     state = _read_run(folder)
     if state is None:
         _check_unknown(folder, digest, restart=restart)
-        _write_run(folder, {"fingerprint": wanted, "finished": False})
+        _begin(folder, wanted)
     elif state["fingerprint"] != wanted and not _has_results(folder):
-        _write_run(folder, {"fingerprint": wanted, "finished": False})
+        _begin(folder, wanted)
     elif state["fingerprint"] != wanted:
         raise OutputMismatchError(
             f"{folder.shown} holds the results of another job ("
-            + "; ".join(_changes(state["fingerprint"], wanted))
+            + "; ".join(_changes(state, wanted, folder.names))
             + f"); {remedy(changed_entries(state['fingerprint'], wanted))}"
         )
     folder.job = digest
 
 
-def other_job(output: Path, fingerprint: Mapping[str, Any]) -> tuple[frozenset[str], str]:
+def other_job(
+    output: Path, fingerprint: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[frozenset[str], str]:
     """What tells the job whose results an output holds from that of a fingerprint: the entries,
-    and in words; nothing where it is the same, or there are no results. Takes no lock and
-    writes nothing."""
+    and in words (``names`` as in `RunFolder`); nothing where it is the same, or there are no
+    results. Takes no lock and writes nothing."""
     try:
         state = json.loads((output.with_name(output.name + WORK_SUFFIX) / "run.json").read_bytes())
         found = state["fingerprint"]
         wanted = json.loads(json.dumps(fingerprint))
-        return changed_entries(found, wanted), "; ".join(_changes(found, wanted))
+        return changed_entries(found, wanted), "; ".join(_changes(state, wanted, names))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return frozenset(), ""
 
@@ -287,7 +313,7 @@ def read_fingerprint(folder: RunFolder) -> dict[str, Any] | None:
 def adopt(folder: RunFolder, fingerprint: Mapping[str, Any]) -> None:
     """Makes the folder that of another job, unfinished. Raises `SinkError`."""
     wanted: dict[str, Any] = json.loads(json.dumps(fingerprint))
-    _write_run(folder, {"fingerprint": wanted, "finished": False})
+    _begin(folder, wanted)
     folder.job = fingerprint_digest(wanted)
 
 
@@ -341,16 +367,30 @@ def _check_unknown(folder: RunFolder, digest: str, *, restart: bool) -> None:
         )
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _changes(
+    state: Mapping[str, Any], new: Mapping[str, Any], names: Mapping[str, str]
+) -> list[str]:
+    """What tells the job of a ``run.json`` from the fingerprint ``new``, an entry each."""
+    old, old_names = state["fingerprint"], state.get("names")
+    if not isinstance(old_names, dict):
+        old_names = {}
     changed = []
     for key in sorted(old.keys() | new.keys()):
-        if key not in old:
+        if key in names and key in old and old[key] != new[key]:
+            before, now = _named(old_names.get(key), old[key]), _named(names[key], new[key])
+            changed.append(f"{key}: {before} → {now}")
+        elif key not in old:
             changed.append(f"{key}: none → {_short(new[key])}")
         elif key not in new:
             changed.append(f"{key}: {_short(old[key])} → none")
         elif old[key] != new[key]:
             changed.append(f"{key}: {_differing(old[key], new[key])}")
     return changed
+
+
+def _named(name: str | None, digest: str) -> str:
+    """A digest in words; a run.json of an earlier version has none for it."""
+    return f"{name or 'another one'} (content {digest[:8]})"
 
 
 def _differing(old: Any, new: Any, limit: int = 60) -> str:
@@ -386,6 +426,11 @@ def _read_run(folder: RunFolder) -> dict[str, Any] | None:
     if not isinstance(state, dict) or not isinstance(state.get("fingerprint"), dict):
         return None
     return state
+
+
+def _begin(folder: RunFolder, fingerprint: Mapping[str, Any]) -> None:
+    names = dict(folder.names)
+    _write_run(folder, {"fingerprint": fingerprint, "names": names, "finished": False})
 
 
 def _write_run(folder: RunFolder, state: Mapping[str, Any]) -> None:

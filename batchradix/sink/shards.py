@@ -53,6 +53,8 @@ _NAME = re.compile(r"shard-(\d{6,})-([0-9a-f]{8})\.arrow")
 _JOB = b"batchradix.job"
 _RESUME_COLUMNS = ("row", "status", CONTENT_KEY.name)
 _STATUS_CODES = {status.value: code for code, status in enumerate(Status)}
+# Rows and records that are matched at once where they have moved.
+_LOT_ROWS = 1 << 18
 
 
 class ShardWriter:
@@ -255,19 +257,51 @@ def match_rows(
         scratch.let_go()
     if wanted is None:
         return source
-    missing = np.flatnonzero(source < 0)
-    scratch.let_go()
-    if not len(missing):
-        return source
     unused = np.ones(len(committed), dtype=np.bool_)
-    unused[source[source >= 0]] = False
-    spare = np.flatnonzero(unused)
-    _, codes = np.unique(np.concatenate([wanted[missing], have[spare]]), return_inverse=True)
-    places = codes[: len(missing)] * (len(codes) + 1) + _occurrence(codes[: len(missing)])
-    offers = codes[len(missing) :] * (len(codes) + 1) + _occurrence(codes[len(missing) :])
-    _, a, b = np.intersect1d(places, offers, assume_unique=True, return_indices=True)
-    source[missing[a]] = spare[b]
+    num_missing = 0
+    for part in scratch.windows(num_rows):
+        found = source[part]
+        num_missing += int((found < 0).sum())
+        unused[found[found >= 0]] = False
+    num_spare = int(unused.sum())
+    if num_missing and num_spare:
+        # Keys are hashes, so their first bits part rows and records into lots of about one size.
+        bits = min(8, ((num_missing + num_spare) // _LOT_ROWS).bit_length())
+        for lot in range(1 << bits):
+            missing = _of_lot(wanted, lambda part: source[part] < 0, lot, bits, scratch)
+            spare = _of_lot(have, unused.__getitem__, lot, bits, scratch)
+            _give(source, missing, wanted[missing], spare, have[spare])
     return source
+
+
+def _of_lot(
+    keys: NDArray[np.bytes_],
+    is_left: Callable[[slice], NDArray[np.bool_]],
+    lot: int,
+    bits: int,
+    scratch: Scratch,
+) -> I64:
+    """int64: those left whose keys begin with the ``bits`` bits ``lot``, ascending."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for part in scratch.windows(len(keys)):
+        begins = keys[part].view(np.uint8).reshape(-1, keys.itemsize)[:, 0].astype(np.int64)
+        found.append(part.start + np.flatnonzero(is_left(part) & (begins >> (8 - bits) == lot)))
+    return np.concatenate(found)
+
+
+def _give(
+    source: I64,
+    rows: I64,
+    row_keys: NDArray[np.bytes_],
+    records: I64,
+    record_keys: NDArray[np.bytes_],
+) -> None:
+    """Gives the records to rows of their key, in order."""
+    _, codes = np.unique(np.concatenate([row_keys, record_keys]), return_inverse=True)
+    places = codes[: len(rows)] * (len(codes) + 1) + _occurrence(codes[: len(rows)])
+    offers = codes[len(rows) :] * (len(codes) + 1) + _occurrence(codes[len(rows) :])
+    _, a, b = np.intersect1d(places, offers, assume_unique=True, return_indices=True)
+    source[rows[a]] = records[b]
 
 
 def _occurrence(codes: I64) -> I64:

@@ -21,6 +21,8 @@ from batchradix.sink.shards import (
 )
 from batchradix.types import I64
 
+_COPIED_ROWS = 1024  # of one shard
+
 
 def read_former(folder: RunFolder) -> Committed:
     """The committed results of the job that the folder holds now, whichever that is.
@@ -71,6 +73,66 @@ def take_over(
         ) from e
 
 
+def find_twins(committed: Committed, rows: I64, key_of_row: NDArray[np.uint8]) -> I64:
+    """int64[len(rows)]: a committed record of each row's content key, -1 where there is none.
+
+    ``rows``: int64, numbers of input rows; ``key_of_row``: uint8[n, 16].
+    """
+    have = np.ascontiguousarray(committed.content_keys).view(np.uint64).reshape(-1, 2)
+    wanted = np.ascontiguousarray(key_of_row[rows]).view(np.uint64).reshape(-1, 2)
+    if not len(have):
+        return np.full(len(rows), -1, dtype=np.int64)
+    order = np.argsort(have[:, 0], kind="stable")
+    places = np.searchsorted(have[order, 0], wanted[:, 0])
+    records = order[np.minimum(places, len(order) - 1)]
+    return np.where((have[records] == wanted).all(axis=1), records, -1)
+
+
+def copy_records(
+    folder: RunFolder,
+    committed: Committed,
+    records: I64,
+    rows: I64,
+    *,
+    ids: pa.ChunkedArray,
+    cached_tokens: NDArray[np.int32],
+) -> None:
+    """Commits what ``records`` (int64[k]) say as the results of ``rows`` (int64[k]) too.
+
+    ``ids`` and ``cached_tokens`` are those of all rows of the input. Raises `SinkError`.
+    """
+    number = next_shard_number(folder)
+    try:
+        for index, path in enumerate(committed.shards):
+            here = np.flatnonzero(committed.shard_of[records] == index)
+            if not len(here):
+                continue
+            shard = load_shard(folder, path)
+            for start in range(0, len(here), _COPIED_ROWS):
+                part = here[start : start + _COPIED_ROWS]
+                batch = shard.take(pa.array(committed.positions[records[part]]))
+                columns = {
+                    "row": pa.array(rows[part]),
+                    "id": ids.take(pa.array(rows[part])).combine_chunks(),
+                    "cached_tokens": pa.array(cached_tokens[rows[part]]),
+                }
+                write_shard(folder, number, _with_columns(batch, columns))
+                number += 1
+    except OSError as e:
+        raise SinkError(
+            f"the committed results in {folder.path} cannot be added to: {e.strerror or e}"
+        ) from e
+
+
+def _with_columns(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """The batch with some of its columns replaced, in the types they had."""
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else batch.column(i)
+        for i, field in enumerate(batch.schema)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
 def _renamed(
     batch: pa.RecordBatch, rows: I64, content_keys: NDArray[np.uint8], job: str
 ) -> pa.RecordBatch:
@@ -82,6 +144,5 @@ def _renamed(
             CONTENT_KEY.type, len(rows), [None, pa.py_buffer(keys)]
         ),
     }
-    arrays = [columns.get(name, batch.column(name)) for name in batch.schema.names]
-    schema = batch.schema.with_metadata({**(batch.schema.metadata or {}), b"batchradix.job": job})
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    metadata = {**(batch.schema.metadata or {}), b"batchradix.job": job}
+    return _with_columns(batch, columns).replace_schema_metadata(metadata)

@@ -16,6 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 
 ENDINGS = ["jsonl", "arrow", "parquet"]
@@ -205,7 +208,7 @@ def at_work(folder: Path, processes: Any, markov: Path, files: ModuleType) -> An
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_commits_what_is_done_and_the_same_command_goes_on(
     at_work: Any, cli: Any, markov: Path, files: ModuleType, number: int
 ) -> None:
@@ -275,6 +278,53 @@ def test_rows_are_known_by_their_content_when_the_input_was_edited(
     files.write_jsonl("jobs.jsonl", [{"id": "new", "prompt": "c"}, {"id": 9, "prompt": "x"}])
     assert run().summary["forward_steps"] == 0
     assert told() == [("new", 0, "def"), ("9", 1, "yza")]
+
+
+@pytest.mark.parametrize(
+    "name", [".DS_Store", ".nfs000000001", "shard-000000-0badc0de.sync-conflict-1.arrow", "sub/x"]
+)
+def test_what_others_put_among_the_shards_changes_nothing(
+    killed: Path, cli: Any, markov: Path, name: str
+) -> None:
+    foreign = Path("t.jsonl.batchradix/shards") / name
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(_in_work_folder("t.jsonl", "shard-*").read_bytes())
+    ran = cli("run", "jobs.jsonl", "--model", markov, "--dtype", "float32", "--json",
+              "-o", "t.jsonl")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.summary["resumed_rows"] >= 8
+    assert Path("t.jsonl").read_bytes() == Path("full.jsonl").read_bytes()
+
+
+def test_a_finished_output_that_was_copied_or_touched_costs_no_answer(
+    killed: Path, cli: Any, markov: Path
+) -> None:
+    before = Path("full.jsonl").read_bytes()
+    for stamp_s in (0, 4e9):  # of a clock that stood at its beginning, or far ahead
+        os.utime("full.jsonl", (stamp_s, stamp_s))
+        ran = cli("run", "jobs.jsonl", "--model", markov, "--dtype", "float32", "--json",
+                  "-o", "full.jsonl")  # fmt: skip
+        assert (ran.code, ran.summary["forward_steps"]) == (0, 0)
+        assert Path("full.jsonl").read_bytes() == before
+
+
+def test_rows_are_known_whatever_kind_of_file_they_come_in(
+    folder: Path, cli: Any, markov: Path, files: ModuleType
+) -> None:
+    rows = [{"id": f"r{i}", "prompt": f"{i} c"} for i in range(5)]
+    files.write_jsonl("jobs.jsonl", rows)
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, "jobs.parquet")
+    pyarrow.csv.write_csv(table, "jobs.csv")
+    steps = [
+        cli("run", name, "--model", markov, "--max-tokens", 3, "--json", "-o", "o.arrow").summary[
+            "forward_steps"
+        ]
+        for name in ("jobs.jsonl", "jobs.parquet", "jobs.csv")
+    ]
+    assert steps[0] > 0
+    assert steps[1:] == [0, 0]
+    assert files.column("o.arrow", "id") == [row["id"] for row in rows]
 
 
 def test_a_row_that_failed_by_its_own_fault_runs_once_that_is_mended(

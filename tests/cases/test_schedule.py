@@ -171,6 +171,30 @@ def test_a_reader_that_leaves_early_changes_neither_table_nor_exit_code(
     assert len(files.read_rows("p.arrow")) == 200
 
 
+def test_failures_of_an_earlier_night_are_not_forgotten_by_the_exit_code(
+    jobs: Path, cli: Any, short: Path
+) -> None:
+    """Nothing is generated the second time, and the table still has rows that failed."""
+    same = ["run", "some.jsonl", *_options(short, "o.arrow"), "--json"]
+    assert cli(*same).code == 1
+    again = cli(*same)
+    assert (again.code, again.summary["forward_steps"], again.summary["errors"]) == (1, 0, 3)
+    assert cli(*same, "--allow-failures", "50%").code == 0
+    assert cli("run", "none.jsonl", *_options(short, "n.arrow")).code == 3
+    assert cli("run", "none.jsonl", *_options(short, "n.arrow")).code == 3
+
+
+def test_a_log_in_ascii_takes_names_of_any_script(
+    jobs: Path, processes: Any, short: Path, files: ModuleType
+) -> None:
+    (jobs / "some.jsonl").rename(jobs / "zeilen ü 北.jsonl")
+    environ = {**processes.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    ran = processes.run("run", "zeilen ü 北.jsonl", *_options(short, "aus ü 北.arrow"), env=environ)
+    assert ran.code == 1, ran.err
+    assert "Traceback" not in ran.err
+    assert len(files.read_rows("aus ü 北.arrow")) == 8
+
+
 def test_an_output_named_by_nobody_lies_in_the_working_folder(
     jobs: Path, cli: Any, short: Path, files: ModuleType
 ) -> None:

@@ -31,12 +31,13 @@ from batchradix.types import (
 
 
 class PoisoningRunner(ModelRunner):
-    """Fills the free slots of the pool with NaN before every step that moves nothing."""
+    """Fills the free slots of the pool with NaN before every step that moves nothing: what is
+    moved or spilled stands in slots that are free already."""
 
     engine: RadixEngine | None = None
 
     def launch(self, step: Step) -> None:
-        if self.engine is not None and len(step.moves) == 0:
+        if self.engine is not None and not len(step.moves) and not step.spills:
             runs = self.engine.scheduler.pool.free_runs
             self.poison_free((start, start + length) for start, length in runs)
         super().launch(step)
@@ -70,6 +71,7 @@ def make_engine(
     engine = RadixEngine(checkpoint, settings, detokenizer, grammars=grammars, runner=runner)
     if runner is not None:
         runner.engine = engine
+        runner._store, runner._space = engine._store, engine._space
     return engine
 
 

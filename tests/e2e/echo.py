@@ -16,6 +16,8 @@ class EchoEngine:
     """Implements `types.Engine`: every row's answer is `TEXT`, ``batch_size`` rows a step, in
     the order of the plan. Keeps nothing a row."""
 
+    notices = ()
+
     def __init__(self, context_length: int, batch_size: int) -> None:
         self._context_length = context_length
         self._batch_size = batch_size

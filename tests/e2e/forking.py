@@ -14,6 +14,7 @@ any other starts one and prints its process id:
 
 from __future__ import annotations
 
+import encodings.utf_8_sig  # noqa: F401  # an order's `uid` may not be able to read Python's files
 import json
 import os
 import resource

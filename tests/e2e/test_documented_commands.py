@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchradix.report.trace import STEPS
+
 ROOT = Path(__file__).parents[2]
 BATCHRADIX = [sys.executable, "-m", "batchradix"]
 SCHEMA = '{"type":"object","properties":{"n":{"type":"integer","minimum":0,"maximum":9}},"required":["n"]}'  # noqa: E501
@@ -97,6 +99,27 @@ def test_the_job_file_of_the_docs_is_good(tiny_model_folder: MakeTinyModel, tmp_
     table = pq.read_table(tmp_path / "answers" / "2026-11-29.parquet")
     assert table["value"].to_pylist() == [{"n": 7}] * 2
     assert table["customer"].to_pylist() == ["x", "y"]
+
+
+def test_the_commands_and_the_program_of_the_page_on_traces_run(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    jobs_folder(tmp_path)
+    shutil.copytree(tiny_model_folder("const", prefer='7}"1'), tmp_path / "Qwen3-4B")
+    [commands] = blocks("docs/report.md", "sh")
+    for line in commands.splitlines():
+        done = run(installed_command(line), tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "answers.report.html").exists()
+    [program] = blocks("docs/report.md", "python")
+    done = run([sys.executable, "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "model_tokens" in done.stdout
+
+
+def test_the_page_on_traces_names_every_column() -> None:
+    page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    assert [name for name in STEPS.names if f"`{name}`" not in page] == []
 
 
 @pytest.mark.model

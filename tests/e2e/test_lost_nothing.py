@@ -217,8 +217,13 @@ def test_a_death_before_or_after_any_rename_is_one_run_more(
     assert output.read_bytes() == small_job.whole["parquet"]
 
 
-def kill_at_random(runs: Runs, job: Job, model: Path, output: str, drawn: random.Random) -> None:
-    """Kills a run: some time after its start, or as soon as the next file of a commit is seen."""
+def kill_at_random(
+    runs: Runs, job: Job, model: Path, output: str, drawn: random.Random
+) -> tuple[bool, bool]:
+    """Kills a run: some time after its start, or as soon as the next file of a commit is seen.
+
+    Whether it was not done before that, and whether it died inside a commit.
+    """
     folder = job.folder / f"{output}.batchradix"
     before = committed_rows(job.folder / output)
     pid = runs.start(job.folder, *command(model, output), commit_rows=16)
@@ -237,19 +242,24 @@ def kill_at_random(runs: Runs, job: Job, model: Path, output: str, drawn: random
     ran = runs.wait(pid)
     assert ran.code in (0, -signal.SIGKILL)
     assert not set(before) & set(ran.computed), "a committed row was computed again"
+    return ran.code != 0, any(folder.glob("tmp/shard-*"))
 
 
 def check_kills(runs: Runs, job: Job, model: Path, ending: str, num_kills: int) -> None:
     drawn = random.Random(f"{ending} {num_kills}")
     output = f"k.{ending}"
-    for _ in range(num_kills):
-        kill_at_random(runs, job, model, output, drawn)
+    num_killed = num_inside = 0
+    while num_killed < num_kills:
+        was_killed, was_inside = kill_at_random(runs, job, model, output, drawn)
+        num_killed += was_killed
+        num_inside += was_inside
         if (job.folder / output).exists() or drawn.random() < 0.4:
             assert go_on(runs, job, model, output).code == 0
             assert (job.folder / output).read_bytes() == job.whole[ending]
             forget(job.folder / output)
     assert go_on(runs, job, model, output).code == 0
     assert (job.folder / output).read_bytes() == job.whole[ending]
+    assert num_inside or num_kills < 20, "no kill fell into a commit"
 
 
 def test_kills_at_random_moments_change_nothing(runs: Runs, model: Path, small_job: Job) -> None:
@@ -430,14 +440,6 @@ def committed_rows_of(work: Path, *, without: Path) -> list[int]:
     return [row for path in shards for row in pl.read_ipc(path)["row"].to_list()]
 
 
-def as_gguf(model: Path, path: Path) -> None:
-    """A file with the beginning of a GGUF model, cut in its key-value pairs."""
-    import struct
-
-    del model
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 291, 24) + struct.pack("<Q", 20) + b"general")
-
-
 @pytest.mark.parametrize("keep", [0, 7, 0.5, 0.999])
 def test_a_weight_file_that_was_cut_is_named_before_anything_runs(
     runs: Runs, model: Path, small_job: Job, tmp_path: Path, keep: float
@@ -455,14 +457,56 @@ def test_a_weight_file_that_was_cut_is_named_before_anything_runs(
     assert not (small_job.folder / "cut.arrow").exists()
 
 
+@pytest.mark.parametrize("keep", [0, 4, 0.3, 0.9, 0.999])
 def test_a_gguf_file_that_was_cut_is_named_before_anything_runs(
-    runs: Runs, small_job: Job, model: Path, tmp_path: Path
+    runs: Runs, small_job: Job, tmp_path: Path, keep: float
 ) -> None:
-    as_gguf(model, tmp_path / "cut.gguf")
-    ran = runs.run(small_job.folder, *command(tmp_path / "cut.gguf", "cut.arrow"))
+    """In its mark, in its key-value pairs (some 600 bytes), in its only tensor."""
+    import gguf
+    import numpy as np
+
+    path = tmp_path / "cut.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokenizer.ggml.tokens", [f"token {i}" for i in range(30)])
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    os.truncate(path, int(keep * path.stat().st_size) if keep < 1 else int(keep))
+    ran = runs.run(small_job.folder, *command(path, "cut.arrow"))
     assert ran.code == 2
     check_one_sentence(ran)
-    assert "cut.gguf is damaged" in ran.err
+    assert ("cut.gguf is damaged" if keep else "cut.gguf is not a GGUF file") in ran.err
+    assert "loading" not in ran.err
+    assert not (small_job.folder / "cut.arrow").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize(
+    "part", ["model.safetensors", "config.json", "tokenizer.json", "m.gguf", ".", ".."]
+)
+def test_a_model_that_may_not_be_read_is_refused_by_the_name_of_its_file(
+    runs: Runs, model: Path, small_job: Job, part: str
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        shutil.copy(small_job.folder / "jobs.parquet", name)
+        folder = Path(name) / "models" / "m"
+        shutil.copytree(model, folder)
+        (folder / "m.gguf").write_bytes(b"GGUF")
+        folder.chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        (folder / part).chmod(0)
+        given = folder / part if part == "m.gguf" else folder
+        ran = runs.run(Path(name), *command(given, "o.arrow"), uid=NOBODY)
+        assert ran.code == 2, ran.err
+        check_one_sentence(ran)
+        assert str(folder) in ran.err
+        assert part.strip(".") in ran.err
+        assert "Permission denied" in ran.err
+        assert not (Path(name) / "o.arrow").exists()
 
 
 # -- surroundings -------------------------------------------------------------------------------

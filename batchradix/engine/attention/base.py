@@ -32,7 +32,7 @@ class AttentionShape:
 class AttentionBackend(Protocol):
     """Owns the layout of the pool; pool and plan are opaque to everyone else.
 
-    Legend: T queries of the step, H query heads, K key heads, E head dimension.
+    Legend: T queries of the step, H query heads, K key heads, E head dimension, L layers, n slots.
     """
 
     def allocate(self, num_slots: int) -> Any:
@@ -45,6 +45,15 @@ class AttentionBackend(Protocol):
 
     def poison(self, pool: Any, slot_start: int, num_slots: int) -> None:
         """Fills slots with NaN in every layer; for tests."""
+        ...
+
+    def export(self, pool: Any, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values in some slots, each [L, K, n, E] in the pool's dtype and
+        in this layout whatever the pool's is."""
+        ...
+
+    def load(self, pool: Any, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor) -> None:
+        """Writes keys and values, as `export` gave them, to n slots from ``slot_start`` on."""
         ...
 
     def plan(self, step: Step) -> Any:

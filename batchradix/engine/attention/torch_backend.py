@@ -95,6 +95,17 @@ class TorchAttention:
     def poison(self, pool: torch.Tensor, slot_start: int, num_slots: int) -> None:
         pool[:, :, :, slot_start : slot_start + num_slots] = math.nan
 
+    def export(self, pool: torch.Tensor, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = pool.index_select(3, self._tensor(slots)).unbind(1)
+        return keys, values
+
+    def load(
+        self, pool: torch.Tensor, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor
+    ) -> None:
+        slots = slice(slot_start, slot_start + k_LKnE.shape[2])
+        pool[:, 0, :, slots] = k_LKnE
+        pool[:, 1, :, slots] = v_LKnE
+
     def plan(self, step: Step) -> TorchPlan:
         shape, group, num_tokens = self.shape, self._group, step.num_tokens
         limits = GroupLimits(group, shape.num_kv_heads, shape.head_dim)

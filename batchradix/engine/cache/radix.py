@@ -198,12 +198,18 @@ class RadixCache:
         if node.hold is not None:
             self.freed_holds.append(node.hold)
 
-    def evict(self, num_slots: int, next_use: Callable[[RadixNode], int | None]) -> int:
+    def evict(
+        self,
+        num_slots: int,
+        next_use: Callable[[RadixNode], int | None],
+        spill: Callable[[RadixNode], None] = lambda node: None,
+    ) -> int:
         """Removes idle nodes, leaves first, until ``num_slots`` slots came free; how many did.
 
         ``next_use`` says when a node is next used (None: no plan needs it); it must not be
         later for a node than for one below it. Nodes that no plan needs go first, least
-        recently used first; then those whose next planned use is furthest (Belady).
+        recently used first; then those whose next planned use is furthest (Belady), each of them
+        shown to ``spill`` before.
         """
         freed = 0
         planned: list[tuple[int, int, RadixNode]] = []
@@ -222,6 +228,7 @@ class RadixCache:
                 break
             if not node.children:
                 freed += len(node)
+                spill(node)
                 self.remove(node)
         return freed
 

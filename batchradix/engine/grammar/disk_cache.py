@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import time
 import zlib
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import xgrammar
 
-from batchradix.checkpoint.cache_folder import make_cache_folder
+from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder
 from batchradix.engine.grammar import (
     bounded_text,
     build,
@@ -68,7 +67,7 @@ class GrammarDiskCache:
         path = self._folder / f"{key}{_SUFFIX}"
         try:
             with path.open("rb") as file:
-                if not _is_own(os.fstat(file.fileno())):
+                if not is_own_file(os.fstat(file.fileno())):
                     return None
                 digest, _, rest = file.read(_MAX_ENTRY_BYTES + 1).partition(b"\n")
             if digest.decode() != hashlib.sha256(rest).hexdigest():
@@ -151,10 +150,3 @@ class GrammarKeys:
 
 def _xgrammar_version() -> str:
     return f"{version('xgrammar')} {xgrammar.get_serialization_version()}"
-
-
-def _is_own(info: os.stat_result) -> bool:
-    """Whether a file is this user's or the administrator's, and nobody else may write it."""
-    return (
-        stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.getuid()) and not info.st_mode & 0o022
-    )

@@ -34,18 +34,20 @@ OPTIONS = {
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--device", "--attention",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--plan-memory",
-        "--threads",
+        "--kv-store", "--kv-store-size", "--kv-disk", "--kv-host-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
         "--probabilities", "--choose", "--speculate",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--reuse", "--retry", "--errors",
-        "--allow-failures", "--abort-after-failures", "--deadline",
-        "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--dry-run",
+        "--allow-failures", "--abort-after-failures", "--deadline", "--row-timeout",
+        "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--trace",
+        "--dry-run",
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
     "history": {"--limit", "-n", "--json"},
+    "report": {"--output", "-o", "--json"},
 }  # fmt: skip
 OPTIONS["check"] = OPTIONS["run"] - {"--dry-run"}
 
@@ -88,6 +90,47 @@ def test_a_run_writes_the_table_and_ends_with_a_line_for_scripts(
     with pa.memory_map(str(out)) as file:
         table = pa.ipc.open_file(file).read_all()
         assert table["text"].to_pylist() == ["bcd", "cde"]
+
+
+def test_a_store_warms_the_next_run_and_shows_in_its_numbers(
+    batchradix: Run, markov: str, tmp_path: Path
+) -> None:
+    opening = "Say the next letter. " * 5
+    for night, loaded in ((1, 0), (2, 96)):
+        path = tmp_path / f"{night}.jsonl"
+        lines = [json.dumps({"prompt": f"{opening}{night} {letter}"}) for letter in "abc"]
+        path.write_text("\n".join(lines))
+        code, output, error = batchradix(
+            "run", path, "-m", markov, "--max-tokens", 3, "-o", tmp_path / f"{night}.arrow",
+            "--kv-store", tmp_path / "store", "--kv-store-size", "10MiB", "--json",
+        )  # fmt: skip
+        assert code == 0, error
+        summary = json.loads(output)
+        assert summary["loaded_tokens"] == loaded
+        assert summary["computed_tokens"] + loaded == summary["distinct_tokens"]
+    code, _, error = batchradix("run", path, "-m", markov, "--kv-store-size", "1MiB")
+    assert (code, "name its folder with kv_store" in error) == (2, True)
+    words = ("run", path, "-m", markov, "--kv-store", tmp_path / "store")
+    code, _, error = batchradix(*words, "--no-prefix-cache")
+    assert (code, "exclude each other" in error) == (2, True)
+
+
+def test_a_pool_that_is_too_small_may_use_the_disk_and_not_the_memory_that_it_is_in(
+    batchradix: Run, markov: str, jobs: Path, tmp_path: Path
+) -> None:
+    words = ("run", jobs, "-m", markov, "--max-tokens", 3, "-o", tmp_path / "out.jsonl")
+    code, output, error = batchradix(
+        *words, "--kv-disk", "1MiB", "--kv-host-memory", "off", "--json"
+    )
+    assert code == 0, error
+    assert json.loads(output)["reloaded_tokens"] == 0
+    for refused, sentence in (
+        (("--kv-host-memory", "1GiB"), "kv_host_memory is for a GPU"),
+        (("--kv-disk", "much"), "--kv-disk must be a size such as 4GiB or 500MB"),
+    ):
+        code, _, error = batchradix(*words, "--restart", *refused)
+        assert code == 2
+        assert sentence in error
 
 
 def test_probabilities_are_written_where_the_answer_is_out_of_a_few_and_refused_elsewhere(

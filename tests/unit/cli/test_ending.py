@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +14,7 @@ import pytest
 
 from batchradix.cli.options import parse_duration
 from batchradix.errors import OptionError
+from batchradix.sink.folder import acquire
 
 MakeTinyModel = Callable[..., Path]
 Run = Callable[..., tuple[int, str, str]]
@@ -58,6 +62,89 @@ def test_a_command_and_a_metrics_file_learn_how_the_run_ended(
     assert exit_code == "0"
     assert json.loads(summary)["ok"] == 2
     assert 'batchradix_rows{job="out.arrow",status="ok"} 2' in metrics.read_text()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_fails_after_a_quiet_run_is_told_all_the_same(
+    job: list[object], batchradix: Run, log_format: str
+) -> None:
+    options = ["--metrics", "/proc/m.prom", "--on-finish", "kill -9 $$", "--log-format", log_format]
+    code, _, error = batchradix(*job, "--quiet", *options)
+    assert code == 0
+    lines = error.splitlines()
+    if log_format == "json":
+        events = [json.loads(line) for line in lines]
+        assert [event["event"] for event in events] == ["warning", "warning"]
+        lines = [event["text"] for event in events]
+    else:
+        assert all(line.startswith("warning: ") for line in lines)
+    assert len(lines) == 2
+    assert "the metrics cannot be written to /proc/m.prom" in lines[0]
+    assert "--on-finish was ended by signal 9 (Killed)" in lines[1]
+
+
+def test_the_metrics_file_may_have_a_date_in_its_name(
+    job: list[object], batchradix: Run, tmp_path: Path
+) -> None:
+    code, _, _ = batchradix(
+        *job, "--metrics", tmp_path / "{date-1:%Y%m%d}.prom", "--date", "2026-12-01"
+    )
+    assert code == 0
+    assert (tmp_path / "20261130.prom").is_file()
+
+
+def test_all_files_of_a_run_have_one_date_though_midnight_or_a_set_clock_comes_between(
+    job: list[object], batchradix: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = iter(["2026-11-30", "2026-12-01", "2020-01-01", "2020-01-02", "2020-01-03"])
+    monkeypatch.setattr("batchradix.cli.job_file.today", lambda: next(days))
+    monkeypatch.setattr("batchradix.cli.run.today", lambda: next(days))
+    (tmp_path / "rows.jsonl").rename(tmp_path / "2026-11-30.jsonl")
+    job[1] = tmp_path / "{date}.jsonl"
+    job[-1] = tmp_path / "{date}.arrow"
+    code, _, error = batchradix(*job, "--metrics", tmp_path / "{date}.prom")
+    assert code == 0, error
+    assert {path.stem for path in tmp_path.glob("2*")} >= {"2026-11-30"}
+    assert not list(tmp_path.glob("2020*"))
+    assert not list(tmp_path.glob("2026-12*"))
+
+
+@pytest.mark.parametrize("jump_s", [-10 * 365 * 86400.0, 10 * 365 * 86400.0])
+def test_a_clock_that_jumps_changes_stamps_and_nothing_else(
+    job: list[object],
+    batchradix: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    jump_s: float,
+) -> None:
+    """The wall clock jumps with every look at it; deadline, lock, ledger and resume do not mind."""
+    job += ["--deadline", "1h", "--row-timeout", "1h", "--log-format", "json"]
+    job += ["--metrics", tmp_path / "m.prom"]
+    real, looks = time.time, itertools.count()
+
+    def jumping() -> float:
+        return real() + jump_s * (next(looks) % 2)
+
+    class JumpingDatetime(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> JumpingDatetime:
+            return cls.fromtimestamp(jumping(), tz)
+
+    monkeypatch.setattr(time, "time", jumping)
+    for module in ("cli.ending", "cli.job_file", "report.json_log"):
+        monkeypatch.setattr(f"batchradix.{module}.datetime", JumpingDatetime)
+    with acquire(tmp_path / "out.arrow"):
+        assert batchradix(*job)[0] == 4
+    assert batchradix(*job, "--deadline", "0")[0] == 143
+    code, output, _ = batchradix(*job, "--json")
+    assert code == 0
+    assert all(0 <= part < 60 for part in json.loads(output)["seconds"].values())
+    assert batchradix(*job, "--json")[0] == 0
+    assert next(looks) > 8
+    runs = pl.read_parquet(tmp_path / "history.parquet")
+    assert runs["exit_code"].to_list() == [4, 143, 0, 0]
+    assert runs["seconds"].is_between(0, 60).all()
+    assert batchradix("history")[1].count("\n") == 4
 
 
 def test_a_run_without_a_place_for_its_history_still_ends_well(

@@ -52,6 +52,16 @@ def test_a_job_file_gives_the_options_and_its_files_are_beside_it(
     assert (code, shown) == (0, "⟦<bos>⟧Say b\n")
 
 
+def test_a_store_is_beside_the_job_file(folder: Path, batchradix: Run) -> None:
+    (folder / "rows.jsonl").write_text('{"t": "a"}\n{"t": "b"}\n')
+    (folder / "ask.txt").write_text("Say the letter " * 4 + "{{ t }}")
+    job = write(folder, JOB.replace("no_prefix_cache = true", "kv-store = 'warm'"))
+    (folder / "rows.jsonl").rename(folder / "rows-2024-01-31.jsonl")
+    code, _, error = batchradix("run", job, "--date", "2024-01-31")
+    assert code == 0, error
+    assert len(list((folder / "warm").iterdir())) == 1
+
+
 def test_the_command_line_goes_before_the_job_file(folder: Path, batchradix: Run) -> None:
     job = write(folder, JOB)
     words = ["--date", "2024-01-31", "--max-tokens", "2", "-o", folder / "own.jsonl"]

@@ -113,6 +113,33 @@ def test_a_random_tree_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_leave_the_pool_and_come_back_bit_for_bit(dtype):
+    shape = AttentionShape(
+        num_layers=2,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=8,
+        scale=1.0,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    backend = TorchAttention(shape)
+    pool, other = backend.allocate(40), backend.allocate(20)
+    pool.copy_(torch.randn(pool.shape))
+    slots = np.array([30, 31, 4, 39, 0])
+    k, v = backend.export(pool, slots)
+    assert k.shape == v.shape == (2, 3, 5, 8)
+    assert torch.equal(k, pool[:, 0][:, :, slots])
+    assert torch.equal(v, pool[:, 1][:, :, slots])
+    backend.poison(other, 0, 20)
+    backend.load(other, 7, k, v)
+    again = backend.export(other, np.arange(7, 12))
+    assert all(map(torch.equal, again, (k, v)))
+    outside = [slot for slot in range(20) if not 7 <= slot < 12]
+    assert torch.isnan(other[:, :, :, outside]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("broken", ["q", "k", "first k"])
 def test_a_query_that_went_bad_is_never_given_zeros(lab, dtype, broken):
     shape = AttentionShape(

@@ -20,10 +20,13 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.spill import SpillSpace
+from batchradix.engine.cache.store import KVStore
+from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import Draft
 from batchradix.engine.row import RunningRow
 from batchradix.engine.scheduler import Scheduler
-from batchradix.engine.step import Step
+from batchradix.engine.step import KVBlock, Step
 from batchradix.errors import RowError
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
@@ -65,11 +68,23 @@ def answer_alone(prompt: Sequence[int], max_tokens: int, vocab_size: int) -> lis
     return answer
 
 
+def pairs(table: I64) -> list[Extent]:
+    return [(int(start), int(length)) for start, length in table]
+
+
 class FakeRunner:
     """``used`` gives the slots that have an owner; all others are poisoned before a step."""
 
-    def __init__(self, num_slots: int, used: Callable[[], Sequence[Extent]]) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        used: Callable[[], Sequence[Extent]],
+        store: KVStore | None = None,
+        space: SpillSpace | None = None,
+    ) -> None:
         self.num_slots = num_slots
+        self.store = store
+        self.space = space
         self.slots: list[tuple[int, int] | None] = [None] * num_slots
         self.holds: dict[int, int] = {}
         self.steps: list[Step] = []
@@ -79,9 +94,13 @@ class FakeRunner:
     def run(self, step: Step) -> list[int]:
         """The prefix hash behind each logit source."""
         self.steps.append(step)
+        self._spill(step)
         self._move(step)
         self._poison()
+        self._reload(step)
+        self._load(step)
         final = self._attend(step)
+        self._save(step)
         for query, hold in zip(step.hold_queries, step.hold_ids, strict=True):
             assert int(hold) not in self.holds, "a hold id is used twice"
             self.holds[int(hold)] = final[int(query)]
@@ -90,6 +109,55 @@ class FakeRunner:
         for hold in step.free_holds:
             del self.holds[int(hold)]
         return out
+
+    def _spill(self, step: Step) -> None:
+        for spill in step.spills:
+            assert self.space is not None
+            held = [self.slots[s] for start, n in spill.extents for s in range(start, start + n)]
+            content = []
+            for one in held:
+                assert one is not None, "a slot without content is spilled"
+                content.append((*one, self._before[one[1]], 0))
+            self.space.write(pairs(spill.places), memoryview(np.array(content, np.int64).tobytes()))
+
+    def _reload(self, step: Step) -> None:
+        for reload in step.reloads:
+            assert self.space is not None
+            data = np.frombuffer(self.space.read(pairs(reload.places)), np.int64)
+            content = iter(data.reshape(-1, 4).tolist())
+            for start, length in reload.extents.tolist():
+                for slot in range(start, start + length):
+                    position, value, before, _ = next(content)
+                    self.slots[slot] = (position, value)
+                    self._before[value] = before
+            assert next(content, None) is None, "more comes back than there is room for"
+
+    def _load(self, step: Step) -> None:
+        for load in step.loads:
+            content = np.frombuffer(load.block.k, dtype=np.int64).reshape(-1, 2).tolist()
+            before = np.frombuffer(load.block.v, dtype=np.int64).reshape(-1, 2).tolist()
+            place = load.first
+            for start, length in load.extents.tolist():
+                for slot in range(start, start + length):
+                    position, value = content[place]
+                    assert position == load.block.start + place
+                    self.slots[slot] = (position, value)
+                    self._before[value] = before[place][0]
+                    place += 1
+            assert place == len(content), "a block is not loaded to its end"
+
+    def _save(self, step: Step) -> None:
+        for save in step.saves:
+            assert self.store is not None
+            content, before = [], []
+            for place, slot in enumerate(save.slots.tolist()):
+                held = self.slots[slot]
+                assert held is not None, "a slot without content is kept"
+                assert held[0] == save.start + place, "another position is kept"
+                content.append(held)
+                before.append((self._before[held[1]], 0))
+            k, v = (memoryview(np.array(s, np.int64).tobytes()) for s in (content, before))
+            self.store.write(save.key, KVBlock(start=save.start, k=k, v=v))
 
     def _move(self, step: Step) -> None:
         moves = step.moves.tolist()
@@ -218,6 +286,8 @@ class Simulation:
         forced: Callable[[RunningRow], Sequence[int]] = lambda row: (),
         max_node_extents: int = 4,
         speculate: bool = False,
+        store: KVStore | None = None,
+        space: SpillSpace | None = None,
     ) -> None:
         self.outcome = Outcome()
         self.scheduler = Scheduler(
@@ -226,9 +296,10 @@ class Simulation:
             prefill_tokens=prefill_tokens,
             prefix_cache=prefix_cache,
             usage=self.outcome.usage,
+            tiers=Tiers(store, space),
             max_node_extents=max_node_extents,
         )
-        self.runner = FakeRunner(num_slots, self.used)
+        self.runner = FakeRunner(num_slots, self.used, store, space)
         self.prefill_tokens = prefill_tokens
         self.batch_size = batch_size
         self.vocab_size = vocab_size

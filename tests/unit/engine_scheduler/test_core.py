@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -14,7 +15,7 @@ from batchradix.config import EngineSettings
 from batchradix.engine.core import RadixEngine
 from batchradix.errors import RowErrorCode
 from batchradix.prompts.detokenise import IncrementalDetokenizer
-from batchradix.types import Completion, FinishReason, GrammarSpec, RowSettings
+from batchradix.types import Completion, FinishReason, GrammarSpec, RowSettings, StepStats
 
 
 def engine_settings(**changes: Any) -> EngineSettings:
@@ -36,14 +37,21 @@ MakeEngine = Callable[..., tuple[RadixEngine, Any]]
 
 @pytest.fixture
 def make_engine(sim: ModuleType, checkpoint: Checkpoint) -> Iterator[MakeEngine]:
-    """Engines over a runner that checks reads; each is checked for lost slots at the end."""
+    """Engines over a runner that checks reads and whose steps take a second; each is checked for
+    lost slots at the end."""
     made: list[RadixEngine] = []
 
     def make(num_choices: int = 200, **changes: Any) -> tuple[RadixEngine, Any]:
         settings = engine_settings(**changes)
         runner = sim.HashRunner(settings.kv_tokens, checkpoint.config.vocab_size, num_choices)
         detokenizer = IncrementalDetokenizer(checkpoint.tokenizer.token_bytes)
-        engine = RadixEngine(checkpoint, settings, detokenizer, runner=runner)
+        engine = RadixEngine(
+            checkpoint,
+            settings,
+            detokenizer,
+            runner=runner,
+            clock=lambda: float(engine.usage.forward_steps),
+        )
         cache, running = engine.scheduler.cache, engine.scheduler
         runner.used = lambda: [
             *(e for node in cache.nodes() for e in node.extents),
@@ -114,6 +122,61 @@ def test_a_row_with_nan_logits_fails_alone(sim: ModuleType, make_engine: MakeEng
             assert c.error.code is RowErrorCode.NON_FINITE_LOGITS
         else:
             assert c.error is None
+
+
+def test_a_row_that_takes_longer_than_one_may_fails_alone_and_frees_its_slots(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    """An answer of n tokens takes n - 1 seconds from its first one on."""
+    plain, _ = make_engine()
+    rows = [[65, 66, i] for i in range(16)]
+    budgets = [3 if i % 3 else 40 for i in range(16)]
+    plain.submit(sim.make_job(rows, budgets))
+    alone = {c.row: c for c in drain(plain)}
+    assert 0 < sum(c.completion_tokens > 6 for c in alone.values()) < 16
+    engine, _ = make_engine(row_timeout_s=5)
+    engine.submit(sim.make_job(rows, budgets))
+    done = {}
+    while engine.has_work:
+        done |= {c.row: c for c in engine.step()}
+        engine.check()
+    assert done.keys() == alone.keys()
+    for row, c in done.items():
+        if alone[row].completion_tokens <= 6:
+            assert c == alone[row]
+            continue
+        assert c.finish_reason is FinishReason.ERROR
+        assert c.error is not None
+        assert c.error.code is RowErrorCode.ROW_TIMEOUT
+        assert "--row-timeout" in c.error.message
+        assert c.token_ids == alone[row].token_ids[:7]
+
+
+def test_waiting_for_a_place_a_prompt_or_slots_is_no_time_of_a_row(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    """Prompts of many steps, a batch of two and a pool in which rows are preempted."""
+    rows = [[i, *range(70, 110)] for i in range(1, 9)]
+    for changes in ({"batch_size": 2}, {"batch_size": 8, "kv_tokens": 150}):
+        engine, _ = make_engine(row_timeout_s=19.5, **changes)
+        engine.submit(sim.make_job(rows, [20] * 8))
+        assert [c.error for c in drain(engine)] == [None] * 8
+        assert engine.usage.forward_steps > 40
+    assert engine.usage.preemptions > 0
+
+
+def test_rows_that_time_out_while_they_guess_or_score_leave_nothing_behind(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    spec = GrammarSpec(kind="choices", source='["yes", "yellow", "no", "none", "nobody"]')
+    settings = [RowSettings(), RowSettings(grammar=spec, probabilities=True)]
+    engine, _ = make_engine(num_choices=3, row_timeout_s=0.5, speculate=4)
+    rows = [[65, 66, 65, 66, i] for i in range(10)]
+    job = sim.make_job(rows, [30] * 10, settings=settings, settings_id=[i % 2 for i in range(10)])
+    engine.submit(job)
+    errors = {c.row: c.error for c in drain(engine) if c.error is not None}
+    assert {error.code for error in errors.values()} == {RowErrorCode.ROW_TIMEOUT}
+    assert {row % 2 for row in errors} == {0, 1}
 
 
 def test_grammars_hold_for_their_rows_only(sim: ModuleType, make_engine: MakeEngine) -> None:
@@ -245,3 +308,55 @@ def test_nan_behind_a_guess_fails_the_row_there_and_no_other(
         found.append({c.row: (c.token_ids, c.error) for c in drain(engine)})
     assert found[0] == found[1]
     assert any(error is not None for _, error in found[0].values())
+
+
+@pytest.mark.parametrize("kv_tokens", [300, 60])
+def test_an_observer_sees_every_step_and_its_sums_are_the_counters(
+    sim: ModuleType, make_engine: MakeEngine, kv_tokens: int
+) -> None:
+    engine, runner = make_engine(kv_tokens=kv_tokens)
+    seen: list[StepStats] = []
+    engine.observe(seen.append)
+    engine.submit(
+        sim.make_job([[65 + i // 4, *range(70, 80), i] for i in range(20)], [12] * 20, retain=True)
+    )
+    num_steps, completions = 0, []
+    while engine.has_work:
+        completions += engine.step()
+        num_steps += 1
+    assert len(seen) == num_steps
+    usage = engine.usage
+    assert seen[-1].usage == usage
+    assert seen[-1].usage is not usage, "a live counter is no picture of one step"
+    assert (usage.preemptions > 0, usage.evicted_tokens > 0) == (kv_tokens == 60, kv_tokens == 60)
+    assert sum(s.finished_rows for s in seen) == len(completions) == 20
+    assert [s.model_tokens for s in seen if s.model_tokens] == [
+        s.num_tokens for s in runner.fake.steps if s.num_tokens
+    ]
+    # Nothing is guessed or forced here: a token is the prompt's, goes again, or is decoded.
+    assert sum(s.model_tokens for s in seen) == (
+        usage.computed_tokens + usage.recomputed_tokens + usage.decode_steps
+    )
+    assert max(s.kv_tokens for s in seen) <= usage.peak_kv_tokens <= kv_tokens
+    assert seen[0].running_rows + seen[0].waiting_rows == 20
+    assert (seen[-1].running_rows, seen[-1].waiting_rows) == (seen[-1].finished_rows, 0)
+
+
+def test_the_parts_of_a_step_follow_each_other_and_fill_it(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, _ = make_engine()
+    seen: list[StepStats] = []
+    engine.submit(sim.make_job([[65, 66]], [3]))
+    engine.step()
+    engine.observe(seen.append)
+    before_s = time.perf_counter()
+    engine.step()
+    after_s = time.perf_counter()
+    engine.observe(None)
+    drain(engine)
+    [step] = seen
+    parts = (step.schedule_s, step.forward_s, step.mask_s, step.sample_s, step.collect_s)
+    assert all(seconds > 0 for seconds in parts)
+    assert before_s <= step.started_s
+    assert step.started_s + sum(parts) <= after_s

@@ -34,6 +34,8 @@ class Flaky:
 
     context_length = 512
 
+    notices = ()
+
     def __init__(self, failing: dict[int, RowErrorCode], *, text: str = "1") -> None:
         self.usage = Usage()
         self.submitted: list[int] = []

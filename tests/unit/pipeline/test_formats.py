@@ -154,6 +154,7 @@ class Answering:
 
     context_length = 512
     has_work = False
+    notices = ()
 
     def __init__(self, text: str) -> None:
         self.usage = Usage()

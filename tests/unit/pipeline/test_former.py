@@ -38,6 +38,8 @@ class Counter:
 
     context_length = 512
 
+    notices = ()
+
     def __init__(self, text: str, cut: tuple[int, ...] = ()) -> None:
         self.usage = Usage()
         self.submitted: list[int] = []

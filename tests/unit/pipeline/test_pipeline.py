@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ class Echo:
 
     context_length = 512
 
+    notices = ()
+
     def __init__(self) -> None:
         self.usage = Usage()
         self.submitted: list[int] = []
@@ -323,7 +326,7 @@ def test_an_edited_row_runs_again_and_the_others_do_not(
     assert [line["row"] for line in lines] == [0, 1, 2, 3]
 
 
-def test_duplicates_left_over_by_a_stop_are_answered_by_one_of_them(
+def test_duplicates_left_over_by_a_stop_take_the_answer_that_is_committed(
     markov: str, tmp_path: Path, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"id": i, "prompt": "same"} for i in range(4)]
@@ -348,9 +351,11 @@ def test_duplicates_left_over_by_a_stop_are_answered_by_one_of_them(
     monkeypatch.setattr(ShardWriter, "append", append)
     again = Echo()
     outcome = pipeline.run(job, engines=engines_of(again))
-    assert len(again.submitted) == 1
-    assert outcome.summary.rows == outcome.summary.ok == 4
-    assert outcome.summary.resumed_rows == 2
+    assert again.submitted == []
+    assert outcome.summary.rows == outcome.summary.ok == outcome.summary.resumed_rows == 4
+    undisturbed = replace(job, output=OutputOptions(path=tmp_path / "whole.jsonl"))
+    pipeline.run(undisturbed, engines=engines_of(Echo()))
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_another_job_on_the_same_output_is_refused_and_says_what_changed(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchradix.prompts.guard import AddedTokenMatcher, DataGuard, Piece, choose_marks
+from batchradix.prompts.guard import AddedTokenMatcher, DataGuard, Marks, Piece, choose_marks
 
 # A template whose own text ends in half a token on both sides of the data.
 OPEN = "{% for m in messages %}<|{{ m.content }}|>|{{ m.content }}<|end|>{% endfor %}<|assistant|>"
@@ -200,7 +200,7 @@ def test_text_that_uses_up_all_noncharacters_is_an_error_row(tiny, build, error_
 
 def test_a_token_of_one_character_stays_text_in_data(make_matcher):
     matcher, _ = make_matcher(["§", "<a>"])
-    guard, marks = DataGuard(matcher, []), choose_marks(frozenset())
+    guard, marks = DataGuard(matcher, []), Marks(*choose_marks(frozenset(), 3))
     marked = guard.mark("x§y", marks, whole=False)
     spans = matcher.cut_marked(f"§{marked}§<a>", marks)
     assert [(s.text, s.token_id) for s in spans] == [("§", 0), ("x§y", None), ("§", 0), ("<a>", 1)]
@@ -208,7 +208,7 @@ def test_a_token_of_one_character_stays_text_in_data(make_matcher):
 
 def test_a_token_that_overlaps_another_in_data_stays_text_in_one_piece_too(make_matcher):
     matcher, _ = make_matcher(["<a>", "><b>", "<b>"])
-    guard, marks = DataGuard(matcher, []), choose_marks(frozenset())
+    guard, marks = DataGuard(matcher, []), Marks(*choose_marks(frozenset(), 3))
     for whole in (False, True):
         marked = guard.mark("<a><b>", marks, whole=whole)
         assert [s.token_id for s in matcher.cut_marked(marked, marks)] == [None]

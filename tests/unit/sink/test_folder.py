@@ -18,6 +18,7 @@ from batchradix.sink.folder import (
     check_fingerprint,
     is_finished,
     mark_finished,
+    other_job,
 )
 from batchradix.sink.shards import read_committed
 
@@ -168,6 +169,27 @@ def test_another_job_is_refused_with_what_changed(tmp_path: Path) -> None:
     assert "same" not in sentence
     assert '!"' in sentence  # the place of the change is shown, not the long beginning
     assert len(sentence) < 500
+
+
+def test_digests_that_changed_are_told_by_their_names(tmp_path: Path) -> None:
+    """Also where the name is the same, and where run.json is of a version that had no names."""
+    with acquire(tmp_path / "o.arrow") as folder:
+        folder.names = {"model": "owner/repo at revision 1234"}
+        check_fingerprint(folder, {"model": "a1b2c3d4e5", "seed": 1})
+        (folder.shards / "shard-000000-00000000.arrow").touch()
+        for state, told in (
+            ({}, "model: owner/repo at revision 1234 (content a1b2c3d4) → m (content 0f1e2d3c)"),
+            ({"names": None}, "model: another one (content a1b2c3d4) → m (content 0f1e2d3c)"),
+        ):
+            written = json.loads(folder.run_file.read_bytes()) | state
+            folder.run_file.write_text(json.dumps(written))
+            folder.names = {"model": "m"}
+            with pytest.raises(OutputMismatchError) as refusal:
+                check_fingerprint(folder, {"model": "0f1e2d3c4b", "seed": 1})
+            assert f"({told});" in str(refusal.value)
+            assert other_job(folder.output, {"model": "0f1e2d3c4b", "seed": 1}, {"model": "m"}) == (
+                {"model"}, told,
+            )  # fmt: skip
 
 
 def test_a_job_stopped_before_its_first_result_makes_way_for_another(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from batchradix.errors import SinkError
+from batchradix.scratch import Scratch
+from batchradix.sink import shards
 from batchradix.sink.columns import shard_schema
 from batchradix.sink.shards import (
     Committed,
@@ -216,6 +220,8 @@ def test_a_file_size_limit_of_the_kernel_is_a_sink_error_too(
 import resource, sys
 import pyarrow as pa
 from batchradix.errors import SinkError
+from batchradix.scratch import Scratch
+from batchradix.sink import shards
 from batchradix.sink.columns import shard_schema
 from batchradix.sink.shards import ShardWriter, acquire, check_fingerprint
 from batchradix.types import FinishReason, Result, Status
@@ -326,3 +332,36 @@ def test_matching_gives_every_row_a_record_of_its_key_while_there_are_any(
     for key in range(4):
         found = sum(1 for s in used if keys[s] == key)
         assert found == min(keys.count(key), wanted.count(key))
+
+
+def random_keys(draw: np.random.Generator, num_keys: int) -> np.ndarray:
+    return draw.integers(256, size=(num_keys, 16), dtype=np.uint8)
+
+
+def test_rows_that_moved_are_matched_in_lots_as_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = np.random.default_rng(0)
+    kinds = random_keys(draw, 300)
+    have, wanted = kinds[draw.integers(300, size=700)], kinds[draw.integers(300, size=900)]
+    committed = replace(
+        committed_of(list(range(700)), [0] * 700), content_keys=have.reshape(-1).view("V16")
+    )
+    at_once = match_rows(committed, 900, wanted)
+    monkeypatch.setattr(shards, "_LOT_ROWS", 16)
+    assert match_rows(committed, 900, wanted).tolist() == at_once.tolist()
+    answered = np.flatnonzero(at_once >= 0)
+    assert len(answered) > 500
+    np.testing.assert_array_equal(have[at_once[answered]], wanted[answered])
+
+
+def test_matching_many_rows_with_no_record_takes_next_to_no_memory(tmp_path: Path) -> None:
+    num_rows = 400_000
+    keys = random_keys(np.random.default_rng(0), num_rows)
+    scratch = Scratch(tmp_path, least_bytes=1)
+    tracemalloc.start()
+    try:
+        match_rows(committed_of([], []), num_rows, keys, scratch=scratch)
+        assert tracemalloc.get_traced_memory()[1] < 8 * num_rows
+    finally:
+        tracemalloc.stop()
