@@ -31,7 +31,13 @@ setup(
             depends=sorted(str(path) for path in KERNELS.glob("*/*.h")),
             include_dirs=[str(KERNELS / "native")],
             # Instruction sets are chosen function by function, at run time.
-            extra_compile_args=["-std=gnu11", "-O3", "-fno-math-errno", "-fvisibility=hidden"],
+            extra_compile_args=[
+                "-std=gnu11",
+                "-O3",
+                "-fopenmp-simd",
+                "-fno-math-errno",
+                "-fvisibility=hidden",
+            ],
             libraries=["m"],
             optional=True,
         )

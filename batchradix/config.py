@@ -24,6 +24,7 @@ DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantize = Literal["off", "int8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
 Speculate = Literal["auto", "off"] | int
 
@@ -163,7 +164,8 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer, except for three things:
+    """How the engine runs; never changes a greedy float32 answer, except for four things:
+    ``quantize`` rounds weights and activations of the linear layers to 8 bits;
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
     circles goes on to ``max_tokens``; with ``row_timeout_s`` a row whose answer takes longer than
@@ -178,6 +180,7 @@ class EngineOptions:
     """
 
     dtype: DType = "auto"
+    quantize: Quantize = "off"
     device: str = "auto"
     attention: str = "auto"
     batch_size: int | None = None
@@ -202,6 +205,10 @@ class EngineOptions:
         _require(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
+        )
+        _require(
+            self.quantize in ("off", "int8"),
+            f"quantize must be off or int8, not {self.quantize!r}",
         )
         _require(
             isinstance(self.device, str),
@@ -386,6 +393,14 @@ class EngineSettings:
     kv_store_bytes: int = DEFAULT_KV_STORE_BYTES
     kv_disk_bytes: int = 0
     kv_host_memory_bytes: int = 0
+    quantize: Quantize = "off"
+
+    @property
+    def precision(self) -> str:
+        """What the model computes in, for people."""
+        if self.quantize == "off":
+            return self.dtype
+        return f"{self.dtype} with {self.quantize} layers"
 
 
 def check_host_memory(options: EngineOptions, device: str) -> None:
@@ -411,10 +426,16 @@ def resolve_engine(
     in elements; ``weight_bytes_float32`` what its parameters take in float32;
     ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool).
     KV memory is 40 % of what host memory the weights leave, 90 % on a device.
-    Raises `OptionError` when less than one page of KV would be left.
+    Raises `OptionError` when less than one page of KV would be left, and for quantised layers
+    on another device than the CPU.
     """
     device = machine.device if options.device == "auto" else options.device
     check_host_memory(options, device)
+    _require(
+        options.quantize == "off" or device == "cpu",
+        f"quantize {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
+        f"set the device to cpu",
+    )
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
@@ -455,6 +476,7 @@ def resolve_engine(
         repetition_guard=options.repetition_guard,
         speculate=options.speculate,
         row_timeout_s=options.row_timeout_s,
+        quantize=options.quantize,
         num_threads=options.num_threads or machine.num_threads,
         kv_store=None if options.kv_store is None else Path(options.kv_store),
         kv_disk_bytes=options.kv_disk_bytes or 0,

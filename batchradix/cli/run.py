@@ -97,6 +97,10 @@ def run(
         int, typer.Option(help="How often a row with an invalid answer runs again, warmer.")
     ] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    quantize: Annotated[
+        str,
+        typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
+    ] = "off",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, torch or cpu (C kernels).")] = "auto",
     batch_size: Annotated[
@@ -266,6 +270,7 @@ def run(
         ),
         engine=EngineOptions(
             dtype=dtype,  # type: ignore[arg-type]  # checked by EngineOptions
+            quantize=quantize,  # type: ignore[arg-type]  # checked by EngineOptions
             device=device,
             attention=attention,
             batch_size=batch_size,

@@ -79,7 +79,9 @@ class ModelRunner:
         )
         smaller = "lower kv_tokens or use a smaller model"
         with enough_memory(loading, smaller), torch.inference_mode():
-            self._model: CausalLM | None = load_model(checkpoint, dtype, self._device)
+            self._model: CausalLM | None = load_model(
+                checkpoint, dtype, self._device, quantize=settings.quantize
+            )
             self._pool = self._attention.allocate(settings.kv_tokens)
 
     @property

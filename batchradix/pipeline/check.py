@@ -172,7 +172,7 @@ def _lines(parts: Parts, checked: Checked, settings: EngineSettings) -> list[tup
         (
             "model",
             f"{parts.checkpoint.name}: {config.num_parameters:,} parameters, a context of "
-            f"{config.context_length:,} tokens, {settings.dtype} on {settings.device}",
+            f"{config.context_length:,} tokens, {settings.precision} on {settings.device}",
         ),
         (
             "memory",

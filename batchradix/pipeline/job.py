@@ -278,9 +278,9 @@ def _answer(
         return
     started_s = time.monotonic()
     settings = settle_engine(parts, planned)
-    summary.dtype = settings.dtype
+    summary.dtype = settings.precision
     progress.message(
-        f"loading {parts.checkpoint.name} in {settings.dtype} on {settings.device}, "
+        f"loading {parts.checkpoint.name} in {settings.precision} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
     shortage = memory_shortage(parts, settings)

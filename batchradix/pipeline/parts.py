@@ -170,6 +170,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "schema_column": None if parts.row_formats is None else parts.row_formats.column,
         "retries": config.retries,
         "dtype": config.engine.dtype,
+        "quantize": config.engine.quantize,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,
         "id_type": str(parts.source.id_type),

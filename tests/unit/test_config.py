@@ -74,6 +74,7 @@ def test_prompt_options_that_contradict_each_other_are_refused(options: dict[str
     "options",
     [
         {"dtype": "fp8"},
+        {"quantize": "int4"},
         {"attention": "magic"},
         {"batch_size": 0},
         {"speculate": "sometimes"},
@@ -100,6 +101,12 @@ def test_dtype_follows_the_machine_unless_it_is_named() -> None:
     assert settle(EngineOptions()).dtype == "bfloat16"
     assert settle(EngineOptions(), replace(MACHINE, has_bf16=False)).dtype == "float32"
     assert settle(EngineOptions(dtype="float32")).dtype == "float32"
+
+
+def test_quantised_layers_are_refused_off_the_cpu() -> None:
+    assert settle(EngineOptions(quantize="int8")).quantize == "int8"
+    with pytest.raises(OptionError, match="quantize int8 runs on the CPU alone, not on cuda:1"):
+        settle(EngineOptions(quantize="int8", device="cuda:1"))
 
 
 def test_the_pool_takes_two_fifths_of_what_the_weights_leave() -> None:

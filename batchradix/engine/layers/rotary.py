@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, Su et al. 2021), pairs half the head apart."""
+"""Angles of the rotary position embedding (RoFormer, Su et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from batchradix.checkpoint.model_config import RopeConfig
 
 
 class Rotary:
-    """Angles of a model's positions, and the rotation by them, both in float32."""
+    """The angles of a model's positions."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(rope, head_dim).to(device)
-        self._half = head_dim // 2
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64[T] to what `rotate` takes: cosines and signed sines, float32[T, 1, E] each."""
+        """int64[T] to cosines and sines, float32[T, E / 2] each: what `rope` takes."""
         angles = positions.float()[:, None] * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
-
-    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """[T, heads, E] of any dtype to float32[T, heads, E]."""
-        cos, signed_sin = angles
-        return (x * cos).addcmul_(x.roll(self._half, -1), signed_sin)
+        return angles.cos(), angles.sin()
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -10,28 +10,31 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch.nn import functional
 
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.layers.embedding import Embedding
 from batchradix.engine.layers.head import OutputHead, StoredRows, TableRows, WeightRows
-from batchradix.engine.layers.linear import PlainLinear, make_linear
+from batchradix.engine.layers.linear import PlainLinear, Rows, make_linear
 from batchradix.engine.layers.norm import RMSNorm
 from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.load import Weights
+from batchradix_kernels.rope import rope
+from batchradix_kernels.swiglu import swiglu, swiglu_int8
 
 Angles = tuple[torch.Tensor, torch.Tensor]
+HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
 
 
 class LlamaAttention:
-    def __init__(self, config: ModelConfig, layer: int, rotary: Rotary, weights: Weights) -> None:
+    norms: HeadNorms | None = None  # weights of query and key heads, epsilon
+
+    def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
         name = f"model.layers.{layer}.self_attn"
         self.layer = layer
-        self.rotary = rotary
         self.head_dim = config.head_dim
         self.num_heads = config.num_heads
-        self.num_qk_heads = config.num_heads + config.num_kv_heads
+        self.num_kv_heads = config.num_kv_heads
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         self.qkv_proj = weights.linear(
@@ -44,37 +47,35 @@ class LlamaAttention:
             [f"{name}.o_proj"], [config.hidden_size], q_size, bias=config.output_bias
         )
 
-    def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
-        heads = self.qkv_proj(x_TD).view(x_TD.shape[0], -1, self.head_dim)
-        qk, v_TKE = heads[:, : self.num_qk_heads], heads[:, self.num_qk_heads :]
-        qk = self.rotary.rotate(self.normalise(qk), angles)
-        q_THE, k_TKE = qk[:, : self.num_heads], qk[:, self.num_heads :]
+    def __call__(self, x_TD: Rows, angles: Angles, batch: Batch) -> torch.Tensor:
+        qkv = self.qkv_proj(x_TD)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        rope(heads, *angles, self.num_heads, self.num_kv_heads, self.norms)
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q_THE, k_TKE, v_TKE = torch.split(heads, sizes, dim=1)
         out = batch.attention.run(self.layer, q_THE, k_TKE, v_TKE, batch.pool, batch.plan)
         return self.o_proj(out)
-
-    def normalise(self, qk: torch.Tensor) -> torch.Tensor:
-        """[T, H + K, E]: query heads, then key heads; a family may normalise them."""
-        return qk
 
 
 class LlamaMLP:
     def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
         name = f"model.layers.{layer}.mlp"
-        self.size = config.intermediate_size
+        size = config.intermediate_size
         self.gate_up_proj = weights.linear(
             [f"{name}.gate_proj", f"{name}.up_proj"],
-            [self.size, self.size],
+            [size, size],
             config.hidden_size,
             bias=config.mlp_bias,
         )
         self.down_proj = weights.linear(
-            [f"{name}.down_proj"], [config.hidden_size], self.size, bias=config.mlp_bias
+            [f"{name}.down_proj"], [config.hidden_size], size, bias=config.mlp_bias
         )
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TD: Rows) -> torch.Tensor:
         gate_up = self.gate_up_proj(x_TD)
-        gate_TF, up_TF = gate_up[:, : self.size], gate_up[:, self.size :]
-        return self.down_proj(functional.silu(gate_TF).mul_(up_TF))
+        if self.down_proj.is_quantised:
+            return self.down_proj(swiglu_int8(gate_up))
+        return self.down_proj(swiglu(gate_up))
 
 
 class LlamaLayer:
@@ -90,9 +91,14 @@ class LlamaLayer:
             weights.take(f"{name}.post_attention_layernorm.weight", size), epsilon
         )
 
-    def __call__(self, x_TD: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
-        x_TD = x_TD + self.attention(self.input_norm(x_TD), angles, batch)
-        return x_TD.add_(self.mlp(self.mlp_norm(x_TD)))
+    def __call__(
+        self, x_TD: torch.Tensor, left: torch.Tensor | None, angles: Angles, batch: Batch
+    ) -> torch.Tensor:
+        """Adds to ``x_TD`` in place; what is left to be added to it is given and returned."""
+        attention, mlp = self.attention, self.mlp
+        rows = self.input_norm.before(attention.qkv_proj.is_quantised, x_TD, left)
+        left = attention(rows, angles, batch)
+        return mlp(self.mlp_norm.before(mlp.gate_up_proj.is_quantised, x_TD, left))
 
 
 class Llama:
@@ -105,7 +111,7 @@ class Llama:
         self.rotary = Rotary(config.rope, config.head_dim, weights.device)
         self.embedding = Embedding(weights.take("model.embed_tokens.weight", table_size))
         self.layers = [
-            LlamaLayer(config, i, self.attention_class(config, i, self.rotary, weights), weights)
+            LlamaLayer(config, i, self.attention_class(config, i, weights), weights)
             for i in range(config.num_layers)
         ]
         self.norm = RMSNorm(
@@ -127,9 +133,10 @@ class Llama:
         """Hidden states [T, D] before the last norm, in the model's dtype."""
         x_TD = self.embedding(batch.token_ids)
         angles = self.rotary.angles(batch.positions)
+        left: torch.Tensor | None = None
         for layer in self.layers:
-            x_TD = layer(x_TD, angles, batch)
-        return x_TD
+            left = layer(x_TD, left, angles, batch)
+        return x_TD if left is None else x_TD.add_(left)
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result to float32[R, V]."""

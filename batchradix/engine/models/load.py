@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.engine.layers.linear import Linear, make_linear
+from batchradix.config import Quantize
+from batchradix.engine.layers.linear import Int8Linear, Linear, make_linear
 from batchradix.engine.models.gguf_source import GgufSource
 from batchradix.engine.models.safetensors_source import SafetensorsSource
 from batchradix.errors import ModelError
@@ -49,11 +50,20 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
 
 
 class Weights:
-    """Hands out each tensor once, checked for shape, in one dtype on one device."""
+    """Hands out each tensor once, checked for shape, in one dtype on one device; the weights
+    of linear layers quantised from what the file holds."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantize: Quantize = "off",
+    ) -> None:
         self.dtype = dtype
         self.device = device
+        self._quantize = quantize
         self._source = source
         self._taken: set[str] = set()
 
@@ -65,10 +75,15 @@ class Weights:
         """Rows of a matrix that was taken before, read from its file once more."""
         return self._source.read_rows(name, rows).to(self.dtype).to(self.device)
 
-    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> torch.Tensor:
+    def take_stacked(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         """Several tensors, one after the other along their first dimension."""
         size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        stacked = torch.empty(size, dtype=self.dtype, device=self.device)
+        stacked = torch.empty(size, dtype=dtype or self.dtype, device=self.device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
             stacked[start : start + shape[0]].copy_(self._read(name, tuple(shape)))
@@ -79,15 +94,20 @@ class Weights:
         self, names: Sequence[str], out_sizes: Sequence[int], in_size: int, *, bias: bool
     ) -> Linear:
         """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side."""
+        quantised = self._quantize == "int8"
         weight = self.take_stacked(
-            [f"{name}.weight" for name in names], [(size, in_size) for size in out_sizes]
+            [f"{name}.weight" for name in names],
+            [(size, in_size) for size in out_sizes],
+            torch.float32 if quantised else None,
         )
-        if not bias:
-            return make_linear(weight)
-        stacked = self.take_stacked(
-            [f"{name}.bias" for name in names], [(size,) for size in out_sizes]
-        )
-        return make_linear(weight, stacked)
+        biases = None
+        if bias:
+            biases = self.take_stacked(
+                [f"{name}.bias" for name in names], [(size,) for size in out_sizes]
+            )
+        if quantised:
+            return Int8Linear(weight, biases, self.dtype)
+        return make_linear(weight, biases)
 
     def finish(self, *, unused: Iterable[str] = ()) -> None:
         """Raises `ModelError` when the checkpoint holds a tensor that no layer took.

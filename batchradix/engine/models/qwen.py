@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.engine.layers.norm import RMSNorm
-from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.llama import Llama, LlamaAttention
 from batchradix.engine.models.load import Weights
 
@@ -16,15 +12,14 @@ class Qwen2(Llama):
 
 
 class Qwen3Attention(LlamaAttention):
-    def __init__(self, config: ModelConfig, layer: int, rotary: Rotary, weights: Weights) -> None:
-        super().__init__(config, layer, rotary, weights)
+    def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
+        super().__init__(config, layer, weights)
         name, size = f"model.layers.{layer}.self_attn", (config.head_dim,)
-        self.q_norm = RMSNorm(weights.take(f"{name}.q_norm.weight", size), config.rms_norm_eps)
-        self.k_norm = RMSNorm(weights.take(f"{name}.k_norm.weight", size), config.rms_norm_eps)
-
-    def normalise(self, qk: torch.Tensor) -> torch.Tensor:
-        q_THE, k_TKE = qk[:, : self.num_heads], qk[:, self.num_heads :]
-        return torch.cat((self.q_norm(q_THE), self.k_norm(k_TKE)), dim=1)
+        self.norms = (
+            weights.take(f"{name}.q_norm.weight", size),
+            weights.take(f"{name}.k_norm.weight", size),
+            config.rms_norm_eps,
+        )
 
 
 class Qwen3(Llama):

@@ -9,6 +9,7 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.config import Quantize
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.llama import Llama
 from batchradix.engine.models.load import Weights, open_source
@@ -40,8 +41,14 @@ FAMILIES: Mapping[str, Callable[[ModelConfig, Weights], CausalLM]] = {
 }
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    """Builds the model and reads its weights.
+def load_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    quantize: Quantize = "off",
+) -> CausalLM:
+    """Builds the model and reads its weights; ``quantize`` says what its linear layers keep.
 
     Raises `ModelError` for an architecture that is not in `FAMILIES`, for attention over a
     sliding window shorter than the context, and for tensors that are missing, left over,
@@ -59,4 +66,5 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device)
             f"a context of {config.context_length}, which is not supported; use a model with "
             f"full attention"
         )
-    return FAMILIES[config.architecture](config, Weights(open_source(checkpoint), dtype, device))
+    weights = Weights(open_source(checkpoint), dtype, device, quantize=quantize)
+    return FAMILIES[config.architecture](config, weights)

@@ -8,13 +8,18 @@ them; tensors go in as pointers, so what calls must keep them alive and contiguo
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["Level", "level", "library", "limit_level"]
+__all__ = ["KINDS", "Level", "function", "level", "library", "limit_level"]
+
+# The element types of `rows.h`.
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 _FILE = Path(__file__).parent.with_name("_native.so")
 
@@ -44,6 +49,17 @@ def library() -> ctypes.CDLL | None:
             *(ctypes.cast(getattr(process, name), ctypes.c_void_p) for name in names)
         )
     return loaded
+
+
+def function(name: str, argtypes: Sequence[type]) -> Callable[..., Any] | None:
+    """A C function that returns nothing, for pointers (int or None) and numbers; None where
+    the C kernels were not built."""
+    loaded = library()
+    if loaded is None:
+        return None
+    found: Callable[..., Any] = getattr(loaded, name)
+    found.argtypes, found.restype = list(argtypes), None  # type: ignore[attr-defined]
+    return found
 
 
 def level() -> Level | None:

@@ -1,0 +1,355 @@
+#include "rows.h"
+
+/* Columns of the weight stand in panels of 32: two blocks of 16 columns. A block is, for every
+ * four inputs, its 16 columns with four bytes each: 64 bytes, a register of dot products, and 16
+ * of these a tile of AMX. Sums of products are exact, so that all instruction sets agree. */
+enum { BLOCK = 16, PANEL = 32, GROUP = 4, TILE = 64, MOST_ROWS = 32 };
+
+/* Bytes of activations that are gone over again for every panel, so that they stay in cache. */
+#define CHUNK_BYTES (512 << 10)
+
+struct int8_linear {
+    const int8_t *x;
+    const float *x_scales;
+    const int8_t *packed;
+    const float *w_scales;
+    const void *bias;
+    void *out;
+    int64_t num_rows, in_size, out_size;
+    int kind;
+};
+
+/* How far apart blocks are in `packed`. */
+BX_INLINE int64_t block_bytes(const struct int8_linear *c)
+{
+    return (c->in_size + GROUP - 1) / GROUP * GROUP * BLOCK;
+}
+
+/* Sums [rows, PANEL] of one panel, for rows from `row` on, to the output. */
+BX_INLINE void finish(const struct int8_linear *c, const int32_t *sums, int64_t row, int rows,
+                      int64_t column)
+{
+    int64_t width = c->out_size - column < PANEL ? c->out_size - column : PANEL;
+    for (int r = 0; r < rows; r++)
+        for (int64_t j = 0; j < width; j++) {
+            float value = (float)sums[r * PANEL + j] * c->x_scales[row + r];
+            value *= c->w_scales[column + j];
+            if (c->bias)
+                value += bx_load(c->bias, column + j, c->kind);
+            bx_store(c->out, (row + r) * c->out_size + column + j, c->kind, value);
+        }
+}
+
+/* One panel, from its first column on, for rows [first, last). */
+typedef void (*panel_function)(const struct int8_linear *, int64_t column, int64_t first,
+                               int64_t last);
+
+static void panel_plain(const struct int8_linear *c, int64_t column, int64_t first, int64_t last)
+{
+    const int8_t *panel = c->packed + column / BLOCK * block_bytes(c);
+    for (int64_t row = first; row < last; row++) {
+        const int8_t *x = c->x + row * c->in_size;
+        int32_t sums[PANEL] = {0};
+        for (int64_t k = 0; k < c->in_size; k++)
+            for (int j = 0; j < PANEL; j++)
+                sums[j] += x[k] * panel[j / BLOCK * block_bytes(c) +
+                                        (k / GROUP * BLOCK + j % BLOCK) * GROUP + k % GROUP];
+        finish(c, sums, row, 1, column);
+    }
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define TARGET_VNNI                                                                               \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,prefer-vector-width=512")))
+
+/* Products of 16 bits, whose pairs fit 32: with 8 bits they would saturate. */
+BX_TARGET_AVX2 BX_INLINE void block_avx2(const struct int8_linear *c, const int8_t *block,
+                                         int32_t *total, int64_t row, const int rows)
+{
+    __m256i sums[2][4];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < 4; j++)
+            sums[r][j] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < c->in_size; k += GROUP) {
+        __m256i weights[4];
+        for (int j = 0; j < 4; j++)
+            weights[j] = _mm256_cvtepi8_epi16(
+                _mm_loadu_si128((const __m128i *)(block + k * BLOCK + j * 16)));
+        for (int r = 0; r < rows; r++) {
+            int32_t four;
+            memcpy(&four, c->x + (row + r) * c->in_size + k, sizeof four);
+            __m256i x = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
+            for (int j = 0; j < 4; j++)
+                sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(x, weights[j]));
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < 4; j++) {
+            int32_t halves[8];
+            _mm256_storeu_si256((__m256i *)halves, sums[r][j]);
+            for (int i = 0; i < 4; i++)
+                total[r * PANEL + 4 * j + i] = halves[2 * i] + halves[2 * i + 1];
+        }
+}
+
+BX_TARGET_AVX2 static void panel_avx2(const struct int8_linear *c, int64_t column, int64_t first,
+                                      int64_t last)
+{
+    const int8_t *left = c->packed + column / BLOCK * block_bytes(c);
+    const int8_t *right = left + block_bytes(c);
+    int32_t sums[2 * PANEL];
+    for (int64_t row = first; row < last; row += 2) {
+        int rows = row + 2 <= last ? 2 : 1;
+        if (rows == 2) {
+            block_avx2(c, left, sums, row, 2);
+            block_avx2(c, right, sums + BLOCK, row, 2);
+        } else {
+            block_avx2(c, left, sums, row, 1);
+            block_avx2(c, right, sums + BLOCK, row, 1);
+        }
+        finish(c, sums, row, rows, column);
+    }
+}
+
+BX_TARGET_AVX512 BX_INLINE __m512i bfloat16_avx512(__m512 values)
+{
+    __m512i bits = _mm512_castps_si512(values);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd);
+    __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
+    return _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
+}
+
+/* As `finish`, with what is the same for all rows in registers; a row's part of the panel is
+ * written at once, since in bfloat16 it is a line of the cache. */
+BX_TARGET_AVX512 BX_INLINE void finish_avx512(const struct int8_linear *c, const int32_t *sums,
+                                              int64_t row, int rows, int64_t column)
+{
+    if (c->out_size - column < PANEL) {
+        finish(c, sums, row, rows, column);
+        return;
+    }
+    float bias[PANEL];
+    for (int j = 0; j < PANEL; j++) /* adding -0 changes nothing, not even a zero's sign */
+        bias[j] = c->bias ? bx_load(c->bias, column + j, c->kind) : -0.0f;
+    __m512 plus[2], scales[2], values[2];
+    for (int side = 0; side < 2; side++) {
+        plus[side] = _mm512_loadu_ps(bias + side * BLOCK);
+        scales[side] = _mm512_loadu_ps(c->w_scales + column + side * BLOCK);
+    }
+    for (int r = 0; r < rows; r++) {
+        int64_t at = (row + r) * c->out_size + column;
+        __m512 scale = _mm512_set1_ps(c->x_scales[row + r]);
+        for (int side = 0; side < 2; side++) {
+            __m512i sum = _mm512_loadu_si512(sums + r * PANEL + side * BLOCK);
+            values[side] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+            values[side] = _mm512_add_ps(_mm512_mul_ps(values[side], scales[side]), plus[side]);
+        }
+        if (c->kind == BX_FLOAT32) {
+            _mm512_storeu_ps((float *)c->out + at, values[0]);
+            _mm512_storeu_ps((float *)c->out + at + BLOCK, values[1]);
+        } else {
+            __m256i low = _mm512_cvtepi32_epi16(bfloat16_avx512(values[0]));
+            __m256i high = _mm512_cvtepi32_epi16(bfloat16_avx512(values[1]));
+            _mm512_storeu_si512((uint16_t *)c->out + at,
+                                _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+        }
+    }
+}
+
+TARGET_VNNI BX_INLINE int32_t sum_of(const int8_t *x, int64_t size)
+{
+    __m512i sums = _mm512_setzero_si512();
+    int64_t k = 0;
+    for (; k + 64 <= size; k += 64)
+        sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), _mm512_loadu_si512(x + k));
+    int32_t sum = _mm512_reduce_add_epi32(sums);
+    for (; k < size; k++)
+        sum += x[k];
+    return sum;
+}
+
+/* The instruction multiplies unsigned by signed bytes: 128 is added to the weights, and taken
+ * off again as 128 times the sum of the row. */
+TARGET_VNNI BX_INLINE void rows_vnni(const struct int8_linear *c, int64_t column, int64_t row,
+                                     const int rows)
+{
+    const int8_t *left = c->packed + column / BLOCK * block_bytes(c);
+    const int8_t *right = left + block_bytes(c);
+    const int8_t *x = c->x + row * c->in_size;
+    const __m512i top = _mm512_set1_epi8(-128);
+    __m512i sums[8][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        int32_t minus = -128 * sum_of(x + r * c->in_size, c->in_size);
+        sums[r][0] = sums[r][1] = _mm512_set1_epi32(minus);
+    }
+    for (int64_t k = 0; k < c->in_size; k += GROUP) {
+        __m512i a = _mm512_xor_si512(top, _mm512_loadu_si512(left + k * BLOCK));
+        __m512i b = _mm512_xor_si512(top, _mm512_loadu_si512(right + k * BLOCK));
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            int32_t four;
+            memcpy(&four, x + r * c->in_size + k, sizeof four);
+            sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], a, _mm512_set1_epi32(four));
+            sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], b, _mm512_set1_epi32(four));
+        }
+    }
+    int32_t total[8 * PANEL] __attribute__((aligned(64)));
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        for (int side = 0; side < 2; side++)
+            _mm512_store_si512(total + r * PANEL + side * BLOCK, sums[r][side]);
+    finish_avx512(c, total, row, rows, column);
+}
+
+TARGET_VNNI static void panel_vnni(const struct int8_linear *c, int64_t column, int64_t first,
+                                   int64_t last)
+{
+    int64_t row = first;
+    for (; row + 8 <= last; row += 8)
+        rows_vnni(c, column, row, 8);
+    for (; row + 2 <= last; row += 2)
+        rows_vnni(c, column, row, 2);
+    if (row < last)
+        rows_vnni(c, column, row, 1);
+}
+
+#if __GNUC__ >= 11 || (defined(__clang_major__) && __clang_major__ >= 12)
+#define HAS_AMX
+#define TARGET_AMX                                                                                \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-int8,"                 \
+                          "prefer-vector-width=512")))
+
+/* Tiles: 0 to 3 sums (upper and lower rows, left and right columns), 4 and 5 the rows of x,
+ * 6 and 7 the columns of the weight. */
+TARGET_AMX static void configure(int rows)
+{
+    struct {
+        uint8_t palette, start;
+        uint8_t reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    int upper = rows < 16 ? rows : 16, lower = rows > 16 ? rows - 16 : 16;
+    const int counts[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
+    for (int tile = 0; tile < 8; tile++) {
+        config.bytes[tile] = 64;
+        config.rows[tile] = (uint8_t)counts[tile];
+    }
+    _tile_loadconfig(&config);
+}
+
+TARGET_AMX static void panel_amx(const struct int8_linear *c, int64_t column, int64_t first,
+                                 int64_t last)
+{
+    const int8_t *left = c->packed + column / BLOCK * block_bytes(c);
+    const int8_t *right = left + block_bytes(c);
+    int32_t sums[MOST_ROWS * PANEL] __attribute__((aligned(64)));
+    int configured = 0;
+    for (int64_t row = first; row < last; row += MOST_ROWS) {
+        int rows = last - row < MOST_ROWS ? (int)(last - row) : MOST_ROWS;
+        if (rows != configured)
+            configure(configured = rows);
+        const int8_t *x = c->x + row * c->in_size;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < c->in_size; k += TILE) {
+            _tile_loadd(6, left + k * BLOCK, 64);
+            _tile_loadd(4, x + k, c->in_size);
+            _tile_dpbssd(0, 4, 6);
+            _tile_loadd(7, right + k * BLOCK, 64);
+            _tile_dpbssd(1, 4, 7);
+            if (rows > 16) {
+                _tile_loadd(5, x + 16 * c->in_size + k, c->in_size);
+                _tile_dpbssd(2, 5, 6);
+                _tile_dpbssd(3, 5, 7);
+            }
+            if (row == first) /* the weight comes from memory the first time */
+                for (int line = 0; line < TILE * BLOCK; line += 64) {
+                    __builtin_prefetch(left + (k + 4 * TILE) * BLOCK + line);
+                    __builtin_prefetch(right + (k + 4 * TILE) * BLOCK + line);
+                }
+        }
+        const int stride = PANEL * sizeof sums[0];
+        _tile_stored(0, sums, stride);
+        _tile_stored(1, sums + BLOCK, stride);
+        if (rows > 16) {
+            _tile_stored(2, sums + 16 * PANEL, stride);
+            _tile_stored(3, sums + 16 * PANEL + BLOCK, stride);
+        }
+        finish_avx512(c, sums, row, rows, column);
+    }
+    _tile_release();
+}
+#endif
+#endif
+
+static panel_function choose(int64_t in_size)
+{
+#if defined(__x86_64__)
+    int level = bx_level();
+#if defined(HAS_AMX)
+    if (level >= BX_AMX && in_size % TILE == 0)
+        return panel_amx;
+#endif
+    if (level >= BX_AVX512 && in_size % GROUP == 0)
+        return panel_vnni;
+    if (level >= BX_AVX2 && in_size % GROUP == 0)
+        return panel_avx2;
+#endif
+    return panel_plain;
+}
+
+static void task(void *context, int thread, int num_threads)
+{
+    const struct int8_linear *c = context;
+    panel_function panel = choose(c->in_size);
+    int64_t panels = (c->out_size + PANEL - 1) / PANEL;
+    int64_t begin = panels * thread / num_threads, end = panels * (thread + 1) / num_threads;
+    int64_t chunk = CHUNK_BYTES / c->in_size / MOST_ROWS * MOST_ROWS;
+    if (chunk < MOST_ROWS)
+        chunk = MOST_ROWS;
+    for (int64_t first = 0; first < c->num_rows; first += chunk) {
+        int64_t last = first + chunk < c->num_rows ? first + chunk : c->num_rows;
+        for (int64_t i = begin; i < end; i++)
+            panel(c, i * PANEL, first, last);
+    }
+}
+
+/* Bytes that `bx_int8_pack` fills. */
+BX_EXPORT int64_t bx_int8_packed_bytes(int64_t out_size, int64_t in_size)
+{
+    struct int8_linear c = {.in_size = in_size};
+    return (out_size + PANEL - 1) / PANEL * (PANEL / BLOCK) * block_bytes(&c);
+}
+
+/* `weight`: [out_size, in_size]; `packed` is zero. */
+BX_EXPORT void bx_int8_pack(const int8_t *weight, int8_t *packed, int64_t out_size,
+                            int64_t in_size)
+{
+    struct int8_linear c = {.in_size = in_size};
+    for (int64_t n = 0; n < out_size; n++) {
+        int8_t *block = packed + n / BLOCK * block_bytes(&c);
+        for (int64_t k = 0; k < in_size; k++)
+            block[(k / GROUP * BLOCK + n % BLOCK) * GROUP + k % GROUP] = weight[n * in_size + k];
+    }
+}
+
+/* `x`: int8[num_rows, in_size] to `out`: [num_rows, out_size]; `bias` may be NULL, of `kind`. */
+BX_EXPORT void bx_int8_linear(const int8_t *x, const float *x_scales, const int8_t *packed,
+                              const float *w_scales, const void *bias, void *out,
+                              int64_t num_rows, int64_t in_size, int64_t out_size, int kind,
+                              int threads)
+{
+    struct int8_linear c = {x,   x_scales, packed,  w_scales, bias,
+                            out, num_rows, in_size, out_size, kind};
+    /* Below this, waking a second thread costs more than it saves. */
+    int worth = out_size * in_size * num_rows >= 1 << 18;
+    bx_parallel(task, &c, worth ? threads : 1);
+}

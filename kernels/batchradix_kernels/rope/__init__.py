@@ -1,0 +1,62 @@
+"""Rotary position embedding (RoFormer, Su et al. 2021) of queries and keys, in place."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+import torch
+
+from batchradix_kernels.native import KINDS, function
+from batchradix_kernels.rope.reference import rope_reference
+
+__all__ = ["rope", "rope_reference"]
+
+_native = function(
+    "bx_rope",
+    (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_int, c_int),
+    ),
+)
+_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def rope(
+    heads: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    num_q: int,
+    num_k: int,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+) -> None:
+    """Rotates the pairs of the first ``num_q + num_k`` heads that stand half a head apart.
+
+    ``heads``: contiguous [T, num_heads, E], changed in place; the heads after those stay.
+    ``cosines``, ``sines``: contiguous float32[T, E / 2], of the angles of each token.
+    ``norms``: weights [E] of query and of key heads in the dtype of ``heads``, and epsilon:
+    the heads are divided by their root mean square and multiplied by the weights before.
+    Computed in float32 and rounded once.
+    """
+    if _native is None or not heads.is_cpu or heads.dtype not in _NATIVE_DTYPES:
+        rope_reference(heads, cosines, sines, num_q, num_k, norms)
+        return
+    assert heads.is_contiguous()
+    assert cosines.is_contiguous()
+    assert sines.is_contiguous()
+    q_weight, k_weight, epsilon = norms or (None, None, 0.0)
+    num_rows, num_heads, head_dim = heads.shape
+    _native(
+        heads.data_ptr(),
+        cosines.data_ptr(),
+        sines.data_ptr(),
+        None if q_weight is None else q_weight.data_ptr(),
+        None if k_weight is None else k_weight.data_ptr(),
+        num_rows,
+        num_heads,
+        num_q,
+        num_k,
+        head_dim,
+        epsilon,
+        KINDS[heads.dtype],
+        torch.get_num_threads(),
+    )

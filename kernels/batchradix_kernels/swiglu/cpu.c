@@ -1,0 +1,71 @@
+#include "rows.h"
+
+struct swiglu {
+    const void *gate_up;
+    void *out;
+    float *scales;
+    int64_t num_rows, width;
+    int kind, out_kind;
+};
+
+/* To about 2 units in the last place; infinite from 88 on. NaN gives NaN. */
+BX_INLINE float exponential(float power)
+{
+    float x = power < -87.0f ? -87.0f : power;
+    x = x > 88.0f ? 88.0f : x;
+    float shifted = x * 1.44269504f + BX_ROUND;
+    float n = shifted - BX_ROUND;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    p = bx_float(bx_bits(p) + ((bx_bits(shifted) - bx_bits(BX_ROUND)) << 23));
+    return power > 88.0f ? INFINITY : p;
+}
+
+BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kind, int out_kind)
+{
+    int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
+    BX_SCRATCH(row, width);
+    for (int64_t r = first; r < last; r++) {
+        const char *gates = (const char *)c->gate_up + r * 2 * width * bytes;
+        const char *ups = gates + width * bytes;
+        char *restrict out = (char *)c->out + r * width * (out_kind == BX_INT8 ? 1 : bytes);
+        for (int64_t i = 0; i < width; i++) {
+            float value = bx_load(gates, i, kind);
+            value = value / (1.0f + exponential(-value)) * bx_load(ups, i, kind);
+            if (out_kind == BX_INT8)
+                row[i] = value;
+            else
+                bx_store(out, i, kind, value);
+        }
+        if (out_kind == BX_INT8)
+            c->scales[r] = bx_quantise_row((int8_t *)out, row, width);
+    }
+}
+
+BX_INLINE void swiglu_rows(const struct swiglu *c, int64_t first, int64_t last)
+{
+    if (c->kind == BX_FLOAT32 && c->out_kind == BX_FLOAT32)
+        gate(c, first, last, BX_FLOAT32, BX_FLOAT32);
+    else if (c->kind == BX_FLOAT32)
+        gate(c, first, last, BX_FLOAT32, BX_INT8);
+    else if (c->out_kind == BX_BFLOAT16)
+        gate(c, first, last, BX_BFLOAT16, BX_BFLOAT16);
+    else
+        gate(c, first, last, BX_BFLOAT16, BX_INT8);
+}
+
+BX_ROW_KERNEL(swiglu)
+
+/* `gate_up`: [num_rows, 2 * width] to `out`: [num_rows, width]; `scales` for int8 alone. */
+BX_EXPORT void bx_swiglu(const void *gate_up, void *out, float *scales, int64_t num_rows,
+                         int64_t width, int kind, int out_kind, int threads)
+{
+    struct swiglu c = {gate_up, out, scales, num_rows, width, kind, out_kind};
+    swiglu_run(&c, 4 * num_rows * width, threads);
+}
