@@ -171,6 +171,9 @@ class EngineOptions:
     circles goes on to ``max_tokens``; with ``row_timeout_s`` a row whose answer takes longer than
     that, counted from its first token on, becomes an error row.
 
+    ``deterministic``: to the last bit, what a row gets depends on the row alone, not on the rows
+    beside it, their order, the batch, the pool or a resumed run, in bfloat16 and int8 too.
+
     ``grammar_timeout_s`` and ``grammar_memory_bytes`` (None: a quarter of the machine's, 4 GiB
     at most) limit the compiling of one schema's grammar. ``plan_memory_bytes`` (None: 256 MiB) is
     about what sorting the prompts takes; more of them are sorted in parts. ``kv_store``: a folder
@@ -181,6 +184,7 @@ class EngineOptions:
 
     dtype: DType = "auto"
     quantize: Quantize = "off"
+    deterministic: bool = False
     device: str = "auto"
     attention: str = "auto"
     batch_size: int | None = None
@@ -214,7 +218,7 @@ class EngineOptions:
             isinstance(self.device, str),
             f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}",
         )
-        for name in ("prefix_cache", "forced_text", "repetition_guard"):
+        for name in ("prefix_cache", "forced_text", "repetition_guard", "deterministic"):
             value = getattr(self, name)
             _require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
         _require(
@@ -394,6 +398,7 @@ class EngineSettings:
     kv_disk_bytes: int = 0
     kv_host_memory_bytes: int = 0
     quantize: Quantize = "off"
+    deterministic: bool = False
 
     @property
     def precision(self) -> str:
@@ -477,6 +482,7 @@ def resolve_engine(
         speculate=options.speculate,
         row_timeout_s=options.row_timeout_s,
         quantize=options.quantize,
+        deterministic=options.deterministic,
         num_threads=options.num_threads or machine.num_threads,
         kv_store=None if options.kv_store is None else Path(options.kv_store),
         kv_disk_bytes=options.kv_disk_bytes or 0,

@@ -101,6 +101,12 @@ def run(
         str,
         typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
     ] = "off",
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic", help="Let a row's answer depend, to the last bit, on it alone."
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, torch or cpu (C kernels).")] = "auto",
     batch_size: Annotated[
@@ -271,6 +277,7 @@ def run(
         engine=EngineOptions(
             dtype=dtype,  # type: ignore[arg-type]  # checked by EngineOptions
             quantize=quantize,  # type: ignore[arg-type]  # checked by EngineOptions
+            deterministic=deterministic,
             device=device,
             attention=attention,
             batch_size=batch_size,

@@ -71,6 +71,7 @@ class ModelRunner:
                 scale=config.head_dim**-0.5,
                 dtype=dtype,
                 device=self._device,
+                batch_invariant=settings.deterministic,
             ),
         )
         loading = (
@@ -80,7 +81,11 @@ class ModelRunner:
         smaller = "lower kv_tokens or use a smaller model"
         with enough_memory(loading, smaller), torch.inference_mode():
             self._model: CausalLM | None = load_model(
-                checkpoint, dtype, self._device, quantize=settings.quantize
+                checkpoint,
+                dtype,
+                self._device,
+                quantize=settings.quantize,
+                batch_invariant=settings.deterministic,
             )
             self._pool = self._attention.allocate(settings.kv_tokens)
 

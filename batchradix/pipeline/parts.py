@@ -171,6 +171,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "retries": config.retries,
         "dtype": config.engine.dtype,
         "quantize": config.engine.quantize,
+        "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,
         "id_type": str(parts.source.id_type),

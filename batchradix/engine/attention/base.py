@@ -13,7 +13,11 @@ from batchradix.types import I64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """The numbers of a model that a backend needs; ``scale`` multiplies the scores."""
+    """The numbers of a model that a backend needs; ``scale`` multiplies the scores.
+
+    ``batch_invariant`` asks that what a query gets does not depend, to the last bit, on the rows
+    beside it, on where slots lie, or on what was computed in which step.
+    """
 
     num_layers: int
     num_heads: int
@@ -22,6 +26,7 @@ class AttentionShape:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    batch_invariant: bool = False
 
 
 class AttentionBackend(Protocol):

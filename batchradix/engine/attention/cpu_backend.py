@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.window_plan import plan_windows
 from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.tree_attention.cpu import (
@@ -75,6 +76,9 @@ class CpuAttention:
             pool.write(layer, slots, kv)
 
     def plan(self, step: Step) -> CpuTreePlan:
+        if self.shape.batch_invariant:
+            cut = plan_windows(step)
+            return self._kernel.plan_windows(step.slots, cut.runs, cut.parts, self._num_slots)
         return self._kernel.plan(step.slots, step.context, step.causal, self._num_slots)
 
     def run(

@@ -21,6 +21,12 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
     Raises `OptionError` for a name that is not in `BACKENDS`, or one that cannot serve.
     """
     serves = CpuAttention.serves(shape)
+    if shape.batch_invariant and not (serves and name in ("auto", "cpu")):
+        raise OptionError(
+            "deterministic needs the attention kernels in C (attention cpu), which are there for "
+            "bfloat16 and float32 on the CPU where batchradix was installed with a C compiler; "
+            "install it so, or leave deterministic out"
+        )
     if name == "auto":
         name = "cpu" if serves else "torch"
     if name not in BACKENDS:

@@ -1,7 +1,6 @@
 """Linear layers, packed for oneDNN where the CPU has it, or in 8 bits.
 
-A packed weight is 1.3 to 2 times faster for the few rows of a decode step, and a row's result
-does not depend on how many rows stand beside it.
+A packed weight is 1.3 to 2 times faster for the few rows of a decode step.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ class PlainLinear:
 class PackedLinear:
     """The layer with its weight in oneDNN's blocked layout; ``weight`` itself is not kept.
 
-    Every row of the result is the same, bit for bit, whatever the number of rows.
+    In float32, and in bfloat16 without AMX, every row of the result is the same, bit for bit,
+    whatever the number of rows; with AMX sums are cut in some other way where there are more.
     """
 
     ROWS_HINT = 16
@@ -86,11 +86,41 @@ class PackedLinear:
         return out
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The fastest layer for ``weight`` [out, in]; the caller should drop its reference."""
+class FixedRows:
+    """``layer`` on exactly `ROWS` rows at a time, filled up with zeros where there are fewer.
+
+    A library may sum in another order for another number of rows, so every product has the
+    same: a row's result then depends on the row alone.
+    """
+
+    ROWS = 64
+    is_quantised = False
+
+    def __init__(self, layer: Linear) -> None:
+        self.layer = layer
+
+    def __call__(self, x: Rows) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        num_rows = x.shape[0]
+        missing = -num_rows % self.ROWS
+        if missing:
+            x = torch.cat((x, x.new_zeros(missing, x.shape[1])))
+        blocks = [self.layer(x[at : at + self.ROWS]) for at in range(0, x.shape[0], self.ROWS)]
+        out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return out[:num_rows]
+
+
+def make_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
+) -> Linear:
+    """The fastest layer for ``weight`` [out, in]; the caller should drop its reference.
+
+    ``batch_invariant``: a row's result does not depend, to the last bit, on the rows beside it.
+    """
+    layer: Linear = PlainLinear(weight, bias)
     if can_pack(weight.device.type, weight.dtype):
-        return PackedLinear(weight, bias)
-    return PlainLinear(weight, bias)
+        layer = PackedLinear(weight, bias)
+    return FixedRows(layer) if batch_invariant else layer
 
 
 @cache

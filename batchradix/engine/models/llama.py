@@ -14,7 +14,7 @@ import torch
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.layers.embedding import Embedding
 from batchradix.engine.layers.head import OutputHead, StoredRows, TableRows, WeightRows
-from batchradix.engine.layers.linear import PlainLinear, Rows, make_linear
+from batchradix.engine.layers.linear import Rows, can_pack, make_linear
 from batchradix.engine.layers.norm import RMSNorm
 from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.batch import Batch
@@ -119,13 +119,13 @@ class Llama:
         )
         if config.tie_embeddings:
             rows: WeightRows = TableRows(self.embedding.weight)
-            head = make_linear(self.embedding.weight)
+            table = self.embedding.weight
         else:
-            head = make_linear(weights.take("lm_head.weight", table_size))
-            if isinstance(head, PlainLinear):
-                rows = TableRows(head.weight)
-            else:  # the packed weight has no rows that could be read
+            table = weights.take("lm_head.weight", table_size)
+            rows = TableRows(table)
+            if can_pack(table.device.type, table.dtype):  # then it is not kept as it is
                 rows = StoredRows(partial(weights.read_rows, "lm_head.weight"))
+        head = make_linear(table, batch_invariant=weights.batch_invariant)
         self.head = OutputHead(head, rows)
         weights.finish(unused=["lm_head.weight"] if config.tie_embeddings else [])
 

@@ -60,9 +60,11 @@ class Weights:
         device: torch.device,
         *,
         quantize: Quantize = "off",
+        batch_invariant: bool = False,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.batch_invariant = batch_invariant
         self._quantize = quantize
         self._source = source
         self._taken: set[str] = set()
@@ -107,7 +109,7 @@ class Weights:
             )
         if quantised:
             return Int8Linear(weight, biases, self.dtype)
-        return make_linear(weight, biases)
+        return make_linear(weight, biases, batch_invariant=self.batch_invariant)
 
     def finish(self, *, unused: Iterable[str] = ()) -> None:
         """Raises `ModelError` when the checkpoint holds a tensor that no layer took.

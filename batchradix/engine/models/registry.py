@@ -47,8 +47,10 @@ def load_model(
     device: torch.device,
     *,
     quantize: Quantize = "off",
+    batch_invariant: bool = False,
 ) -> CausalLM:
     """Builds the model and reads its weights; ``quantize`` says what its linear layers keep.
+    ``batch_invariant``: no row's result depends, to the last bit, on the rows beside it.
 
     Raises `ModelError` for an architecture that is not in `FAMILIES`, for attention over a
     sliding window shorter than the context, and for tensors that are missing, left over,
@@ -66,5 +68,11 @@ def load_model(
             f"a context of {config.context_length}, which is not supported; use a model with "
             f"full attention"
         )
-    weights = Weights(open_source(checkpoint), dtype, device, quantize=quantize)
+    weights = Weights(
+        open_source(checkpoint),
+        dtype,
+        device,
+        quantize=quantize,
+        batch_invariant=batch_invariant,
+    )
     return FAMILIES[config.architecture](config, weights)

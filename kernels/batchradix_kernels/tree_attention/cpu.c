@@ -9,9 +9,15 @@
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
 /* Queries [query_start, query_end) attend to slots from slot_start on; query_start + i to the
- * first i + 1 of them where causal, else to num_slots. */
+ * first limit + i of them where causal, else to num_slots. Where it has parts, the slots are
+ * those of the parts one after the other, and its blocks are counted from its own first slot
+ * instead of being those of the pool. */
 struct piece {
-    int32_t slot_start, num_slots, query_start, query_end, causal;
+    int32_t slot_start, num_slots, query_start, query_end, causal, limit, part_start, part_end;
+};
+
+struct part {
+    int32_t slot_start, num_slots;
 };
 
 /* Queries of one key head that one thread attends, and their pieces: a part of `item_pieces`. */
@@ -28,6 +34,7 @@ struct plan {
     int64_t num_slots;    /* a multiple of BLOCK */
     const int64_t *slots; /* [num_tokens], where new keys and values go */
     const struct piece *pieces;
+    const struct part *parts;
     const struct item *items;
     const int32_t *item_pieces;
     char *scratch; /* num_threads times bx_tree_attention_scratch bytes, aligned to 64 */
@@ -80,7 +87,7 @@ static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK;
 
 /* What a thread needs for an item of `rows` rows. */
 struct scratch {
-    void *q, *spare;
+    void *q, *spare, *window;
     float *out, *sum, *peak;
     int *limits;
 };
@@ -96,6 +103,7 @@ static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_
     scratch->peak = TAKE(float *, rows);
     scratch->limits = TAKE(int *, rows);
     scratch->spare = TAKE(void *, 2 * BLOCK * dim);
+    scratch->window = TAKE(void *, 2 * BLOCK * dim);
 #undef TAKE
     return used;
 }
@@ -232,16 +240,14 @@ static void attend_causal(const struct call *call, struct blocks block, struct r
     }
 }
 
-/* The queries [first, end) of the item whose rows are `rows`, over one block of a causal piece. */
+/* The queries [first, end) of the item whose rows are `rows`, over one block of a causal piece;
+ * query t sees the slots of the block below t + seen. */
 static void attend_causal_block(const struct call *call, const struct item *item,
-                                const struct rows *rows, const struct piece *piece,
-                                const struct blocks *block, int64_t block_start, int *limits,
-                                int first, int end)
+                                const struct rows *rows, const struct blocks *block, int64_t seen,
+                                int *limits, int first, int end)
 {
     int group = call->plan->num_heads / call->plan->num_kv_heads;
     int q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
-    /* query t sees the slots of the block up to t + seen, not included */
-    int64_t seen = piece->slot_start - piece->query_start + 1 - block_start;
     if (first + seen <= block->low)
         first = (int)(block->low + 1 - seen);
     int all = block->high - seen < end ? (int)(block->high - seen) : end; /* see all of it */
@@ -266,11 +272,21 @@ static void prefetch_piece(const struct call *call, const struct item *item, int
 {
     const struct plan *plan = call->plan;
     int64_t element = plan->dtype == FLOAT32 ? 4 : 2, bytes = BLOCK * dim * element;
-    int64_t offset = item->head * plan->num_slots * dim * element + piece->slot_start / BLOCK * bytes;
+    int slot_start = piece->slot_start;
+    if (piece->part_start < piece->part_end)
+        slot_start = plan->parts[piece->part_start].slot_start;
+    int64_t offset = item->head * plan->num_slots * dim * element + slot_start / BLOCK * bytes;
     for (int64_t i = 0; i < bytes; i += 64) {
         __builtin_prefetch((const char *)call->layer->keys + offset + i);
         __builtin_prefetch((const char *)call->layer->values + offset + i);
     }
+}
+
+/* The slots that the queries before `end` see of a piece. */
+static int seen_slots(const struct piece *piece, int end)
+{
+    int64_t most = (int64_t)piece->limit + end - 1 - piece->query_start;
+    return piece->causal && most < piece->num_slots ? (int)most : piece->num_slots;
 }
 
 static void attend_piece(const struct call *call, const struct item *item, const struct rows *rows,
@@ -280,7 +296,7 @@ static void attend_piece(const struct call *call, const struct item *item, const
     int group = plan->num_heads / plan->num_kv_heads, element = plan->dtype == FLOAT32 ? 4 : 2;
     int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
     int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
-    int num_slots = piece->causal ? end - piece->query_start : piece->num_slots;
+    int num_slots = seen_slots(piece, end);
     int64_t start = piece->slot_start / BLOCK * BLOCK;
     int64_t offset = (item->head * plan->num_slots + start) * rows->dim * element;
     struct blocks blocks = {
@@ -297,7 +313,97 @@ static void attend_piece(const struct call *call, const struct item *item, const
     }
     for (int i = 0; i * BLOCK < blocks.high; i++) {
         struct blocks block = one_of(&blocks, i, BLOCK * rows->dim * element);
-        attend_causal_block(call, item, rows, piece, &block, start + i * BLOCK, limits, first, end);
+        int64_t seen = piece->slot_start + piece->limit - piece->query_start - (start + i * BLOCK);
+        attend_causal_block(call, item, rows, &block, seen, limits, first, end);
+    }
+}
+
+/* Copies keys and values of `count` slots to places of a block of their own. */
+static void copy_slots(const struct blocks *from, int64_t slot, void *to_keys, void *to_values,
+                       int place, int count, int dtype, int dim)
+{
+    int words = dtype == FLOAT32 ? dim : dim / 2; /* of a key */
+    for (int done = 0, run; done < count; done += run) {
+        int64_t source = slot + done;
+        int target = place + done, room = 16 - (int)(source % 16);
+        run = 16 - target % 16 < room ? 16 - target % 16 : room;
+        run = count - done < run ? count - done : run;
+        const word *keys = (const word *)from->keys + source / 16 * words * 16 + source % 16;
+        word *to = (word *)to_keys + target / 16 * words * 16 + target % 16;
+        for (int e = 0; e < words; e++)
+            memcpy(to + e * 16, keys + e * 16, sizeof(word) * run);
+    }
+    if (dtype == FLOAT32) {
+        memcpy((word *)to_values + place * dim, (const word *)from->values + slot * dim,
+               sizeof(word) * count * dim);
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        int64_t source = slot + i, target = place + i;
+        const uint16_t *values = (const uint16_t *)from->values + source / 2 * 2 * dim + source % 2;
+        uint16_t *to = (uint16_t *)to_values + target / 2 * 2 * dim + target % 2;
+        for (int e = 0; e < dim; e++)
+            to[2 * e] = values[2 * e];
+    }
+}
+
+/* The next up to 32 slots of a piece's parts: in the pool where they are a block of it, else put
+ * together in scratch. `part` and `used` say how far the parts are read. */
+static struct blocks next_window(const struct call *call, const struct item *item,
+                                 struct scratch *scratch, const struct part **part, int *used,
+                                 int count, int dim)
+{
+    const struct plan *plan = call->plan;
+    int element = plan->dtype == FLOAT32 ? 4 : 2;
+    int64_t slot = (*part)->slot_start + *used, bytes = (int64_t)dim * element;
+    int64_t head = item->head * plan->num_slots;
+    if (slot % BLOCK == 0 && *used + count <= (*part)->num_slots) {
+        *used += count;
+        return (struct blocks){.keys = (const char *)call->layer->keys + (head + slot) * bytes,
+                               .values = (const char *)call->layer->values + (head + slot) * bytes,
+                               .high = count};
+    }
+    char *values = (char *)scratch->window + BLOCK * bytes;
+    struct blocks all = {.keys = (const char *)call->layer->keys + head * bytes,
+                         .values = (const char *)call->layer->values + head * bytes};
+    for (int place = 0; place < count;) {
+        if (*used == (*part)->num_slots) {
+            ++*part;
+            *used = 0;
+        }
+        int taken = (*part)->num_slots - *used;
+        taken = count - place < taken ? count - place : taken;
+        copy_slots(&all, (*part)->slot_start + *used, scratch->window, values, place, taken,
+                   plan->dtype, dim);
+        place += taken;
+        *used += taken;
+    }
+    return (struct blocks){.keys = scratch->window, .values = values, .high = count};
+}
+
+/* The same for a piece with parts, in blocks of its own. */
+static void attend_windows(const struct call *call, const struct item *item,
+                           const struct rows *rows, const struct piece *piece,
+                           struct scratch *scratch)
+{
+    const struct part *part = call->plan->parts + piece->part_start;
+    int group = call->plan->num_heads / call->plan->num_kv_heads, used = 0;
+    int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
+    int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
+    int num_slots = seen_slots(piece, end);
+    int is_run = part->slot_start % BLOCK == 0 && num_slots <= part->num_slots && !piece->causal;
+    for (int start = 0; start < num_slots;) {
+        int count = is_run || num_slots - start < BLOCK ? num_slots - start : BLOCK;
+        struct blocks blocks = next_window(call, item, scratch, &part, &used, count, rows->dim);
+        if (piece->causal) {
+            int64_t seen = (int64_t)piece->limit - piece->query_start - start;
+            attend_causal_block(call, item, rows, &blocks, seen, scratch->limits, first, end);
+        } else {
+            struct rows some = part_of(rows, (first - item->query_start) * group,
+                                       (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
+            call->kernel.attend(&blocks, &some);
+        }
+        start += count;
     }
 }
 
@@ -370,7 +476,11 @@ static void attend_item(const struct call *call, const struct item *item, char *
     for (int i = item->piece_start; i < item->piece_end; i++) {
         if (i + 1 < item->piece_end)
             prefetch_piece(call, item, rows.dim, &plan->pieces[plan->item_pieces[i + 1]]);
-        attend_piece(call, item, &rows, &plan->pieces[plan->item_pieces[i]], scratch.limits);
+        const struct piece *piece = &plan->pieces[plan->item_pieces[i]];
+        if (piece->part_start < piece->part_end)
+            attend_windows(call, item, &rows, piece, &scratch);
+        else
+            attend_piece(call, item, &rows, piece, scratch.limits);
     }
     finish_rows(call, item, &rows);
 }

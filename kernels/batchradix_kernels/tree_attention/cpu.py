@@ -55,6 +55,7 @@ class _Plan(ctypes.Structure):
         ("num_slots", ctypes.c_int64),
         ("slots", ctypes.c_void_p),
         ("pieces", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
         ("items", ctypes.c_void_p),
         ("item_pieces", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
@@ -205,12 +206,31 @@ class CpuTreeAttention:
         ``context``: int64[n, 4], ``causal``: int64[m, 4], pieces as in
         `tree_attention_reference`, those of a query in order of position.
         """
-        num_threads = torch.get_num_threads()
-        group = self._num_heads // self._num_kv_heads
-        pieces = np.zeros((len(context) + len(causal), 5), dtype=np.int32)
+        pieces = np.zeros((len(context) + len(causal), 8), dtype=np.int32)
         pieces[: len(context), :4] = context
         pieces[len(context) :, :4] = causal
-        pieces[len(context) :, 4] = 1
+        pieces[len(context) :, 4:6] = 1
+        return self._plan(slots, pieces, np.zeros((0, 2), dtype=np.int32), num_slots)
+
+    def plan_windows(self, slots: I64, runs: I64, parts: I64, num_slots: int) -> CpuTreePlan:
+        """A plan whose partial sums are cut at absolute positions, whatever the pieces are.
+
+        ``runs``: int64[n, 6] of (first_part, end_part, query_start, query_end, num_positions,
+        limit), those of a query in order of position, each from a multiple of 32 positions on;
+        query ``query_start + i`` sees the first ``limit + i`` positions of the slots that the
+        parts, int64[m, 2] of (slot_start, num_slots), make up one after the other.
+        """
+        pieces = np.zeros((len(runs), 8), dtype=np.int32)
+        pieces[:, 1] = runs[:, 4]
+        pieces[:, 2:4] = runs[:, 2:4]
+        pieces[:, 4] = runs[:, 5] < runs[:, 4]
+        pieces[:, 5] = runs[:, 5]
+        pieces[:, 6:8] = runs[:, :2]
+        return self._plan(slots, pieces, parts.astype(np.int32), num_slots)
+
+    def _plan(self, slots: I64, pieces: I32, parts: I32, num_slots: int) -> CpuTreePlan:
+        num_threads = torch.get_num_threads()
+        group = self._num_heads // self._num_kv_heads
         ranges = self._cut(pieces, len(slots), num_threads)
         starts, ends = pieces[:, 2], pieces[:, 3]
         lists = [np.flatnonzero((starts < end) & (ends > start)) for _, start, end in ranges]
@@ -235,11 +255,12 @@ class CpuTreeAttention:
             num_slots=_round_up(num_slots),
             slots=slots.ctypes.data,
             pieces=pieces.ctypes.data,
+            parts=parts.ctypes.data,
             items=items.ctypes.data,
             item_pieces=item_pieces.ctypes.data,
             scratch=scratch.data_ptr(),
         )
-        return CpuTreePlan(plan, (slots, pieces, items, item_pieces, scratch))
+        return CpuTreePlan(plan, (slots, pieces, parts, items, item_pieces, scratch))
 
     def run(
         self,
@@ -301,7 +322,7 @@ def _cost_of_queries(pieces: I32, num_tokens: int, group: int) -> NDArray[np.flo
     """float64[T]: the slots that each query's rows are multiplied with, reading them included."""
     change = np.zeros(num_tokens + 1)
     cost = np.zeros(num_tokens)
-    for _, num_slots, start, end, causal in pieces.tolist():
+    for _, num_slots, start, end, causal in pieces[:, :5].tolist():
         rows = group + PIECE_ROWS / (end - start)
         if causal:
             cost[start:end] += rows * np.arange(1 + BLOCK, end - start + 1 + BLOCK)

@@ -37,7 +37,7 @@ OPTIONS = {
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--plan-memory",
         "--kv-store", "--kv-store-size", "--kv-disk", "--kv-host-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
-        "--probabilities", "--choose", "--speculate",
+        "--probabilities", "--choose", "--speculate", "--deterministic",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--reuse", "--retry", "--errors",
         "--allow-failures", "--abort-after-failures", "--deadline", "--row-timeout",
