@@ -22,6 +22,7 @@ from batchradix.engine.core import RadixEngine
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
 from batchradix.types import TokenTable
+from batchradix_kernels.tree_attention.cpu import is_supported
 
 INSTRUCTION = "Read the letter and say in one word what it is about. " * 3
 EXAMPLES = "Letter: my cat is ill. Word: cats. Letter: it pours again. Word: rain. "
@@ -123,6 +124,21 @@ def test_what_is_loaded_is_bit_for_bit_what_was_computed(
     assert usage.computed_tokens + usage.loaded_tokens == distinct_tokens(prompts)
     assert usage.loaded_tokens == len(kept) * BLOCK_TOKENS
     engine.close()
+
+
+def test_what_torch_computed_serves_the_c_kernels_and_the_other_way_round(
+    harness: ModuleType, tiny_model_folder: Any, tmp_path: Path
+) -> None:
+    if not is_supported(torch.float32, 32):
+        pytest.skip("the C kernels were not built")
+    checkpoint = open_checkpoint(str(tiny_model_folder("random", family="qwen3")))
+    for first, second in (("torch", "cpu"), ("cpu", "torch")):
+        store = tmp_path / first
+        run_night(harness, checkpoint, night(1), store, attention=first)
+        cold, _ = run_night(harness, checkpoint, night(2), None, attention=second)
+        warm, engine = run_night(harness, checkpoint, night(2), store, attention=second)
+        assert warm == cold
+        assert engine.usage.loaded_tokens > 0
 
 
 def test_another_dtype_or_model_begins_cold_and_both_find_their_own(
