@@ -13,6 +13,7 @@ import numpy as np
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.answer import Answer
+from batchradix.engine.attention.registry import missing_kernels
 from batchradix.engine.cache.spill import open_space
 from batchradix.engine.cache.store import open_store
 from batchradix.engine.cache.tiers import Tiers
@@ -100,6 +101,7 @@ class RadixEngine:
         )
         self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
         self._usage = Usage()
+        self._missing = missing_kernels(settings.attention, settings.device)
         self._store = open_store(checkpoint, settings)
         self._space = open_space(checkpoint, settings)
         self._scheduler = Scheduler(
@@ -137,9 +139,10 @@ class RadixEngine:
 
     @property
     def notices(self) -> list[str]:
-        """What went wrong with the tiers below the KV pool, in sentences."""
+        """What slows this engine down, or went wrong with the tiers below the KV pool."""
         tiers = (self._store, self._space)
-        return [text for tier in tiers if tier is not None for text in tier.notices]
+        texts = [text for tier in tiers if tier is not None for text in tier.notices]
+        return texts if self._missing is None else [self._missing, *texts]
 
     @property
     def has_work(self) -> bool:

@@ -8,6 +8,7 @@ from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.errors import OptionError
+from batchradix_kernels.native import library
 
 BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
     "torch": TorchAttention,
@@ -34,3 +35,13 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
     if name == "cpu" and not serves:
         raise OptionError(f"attention cpu cannot be used here: {CpuAttention.missing(shape)}")
     return BACKENDS[name](shape)
+
+
+def missing_kernels(name: str, device: str) -> str | None:
+    """What to tell a user whose attention is slow since the C kernels were not built."""
+    if device != "cpu" or name != "auto" or library() is not None:
+        return None
+    return (
+        "the C kernels were not built, so attention runs several times slower, in torch "
+        "operations; install a C compiler and then batchradix again"
+    )

@@ -8,7 +8,7 @@ import torch
 
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
-from batchradix.engine.attention.registry import make_backend
+from batchradix.engine.attention.registry import make_backend, missing_kernels
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.errors import OptionError
 from batchradix_kernels.testing import TOLERANCES, assert_matches
@@ -214,3 +214,12 @@ def test_without_the_c_kernels_torch_serves(monkeypatch):
     assert isinstance(make_backend("auto", small_shape(torch.float32)), TorchAttention)
     with pytest.raises(OptionError, match="not built; install with a C compiler, or use torch"):
         make_backend("cpu", small_shape(torch.float32))
+
+
+def test_missing_c_kernels_are_told_where_they_would_have_served(monkeypatch):
+    monkeypatch.setattr("batchradix.engine.attention.registry.library", lambda: None)
+    told = missing_kernels("auto", "cpu")
+    assert told is not None
+    assert "install a C compiler" in told
+    assert missing_kernels("torch", "cpu") is None
+    assert missing_kernels("auto", "cuda") is None
