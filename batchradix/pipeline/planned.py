@@ -21,6 +21,7 @@ from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.intake import FormerSettings, Intake, read_rows
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.row_formats import AnswerFormats, Opening
+from batchradix.plan.blend import blend
 from batchradix.plan.cached import PlanSummary, demand_tokens, plan_summary, shared_prefix
 from batchradix.plan.dedupe import drop_followers, find_duplicates
 from batchradix.plan.order import DEFAULT_PLAN_MEMORY_BYTES, make_plan
@@ -274,7 +275,11 @@ def make_job(
             runs_for[todo[part]] = first[leader[todo[part]]]
         plan = drop_followers(planned.plan, runs_for, scratch)
         tree = build_tree(plan, planned.rows.lengths, scratch) if prefix_cache else tree
-    if not prefix_cache:
+    if prefix_cache:
+        blended = blend(plan, planned.rows.lengths, planned.rows.requests.max_tokens)
+        if blended is not plan:
+            plan, tree = blended, build_tree(blended, planned.rows.lengths, scratch)
+    else:
         tree = flat_tree(plan, planned.rows.lengths, scratch)
     job = EngineJob(
         tokens=planned.rows.tokens,

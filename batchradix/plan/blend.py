@@ -16,6 +16,7 @@ from batchradix.types import I32, I64, Plan
 
 # Decode that is out of place, as a share of all; below it the order gains less than it costs.
 MIN_SPREAD = 0.1
+MAX_ROWS = 1 << 20  # some 50 bytes each while it is worked out
 MAX_SUBTREES = 1 << 16  # the two ends are taken from in a loop
 DOMINANT_SHARE = 0.5  # of the work: a subtree that holds more is looked into instead
 
@@ -23,14 +24,15 @@ F64 = NDArray[np.float64]
 
 
 def blend(plan: Plan, lengths: I64, answer_tokens: I32) -> Plan:
-    """The plan with sibling subtrees of one node in another order, or ``plan`` itself.
+    """The plan with sibling subtrees of one node in another order, or ``plan`` itself
+    where that would gain little.
 
     ``lengths``: int64[num_rows], prompt tokens by table row; ``answer_tokens``: int32[num_rows],
     what each answer may have. The node is the deepest that holds more than half of the work of
     the node above it, so that what all prompts begin with does not matter.
     """
     n = len(plan)
-    if n < 3:
+    if not 3 <= n <= MAX_ROWS:
         return plan
     prefill = np.zeros(n + 1)
     np.cumsum(lengths[plan.order] - plan.lcp, out=prefill[1:])
@@ -38,12 +40,12 @@ def blend(plan: Plan, lengths: I64, answer_tokens: I32) -> Plan:
     np.cumsum(answer_tokens[plan.order], out=decode[1:])
     if decode[-1] == 0:
         return plan
-    first, edges = _subtrees(plan, prefill + decode)
-    if not 3 <= len(edges) <= MAX_SUBTREES:
+    edges = _subtrees(plan, lengths, prefill + decode)
+    if not 4 <= len(edges) <= MAX_SUBTREES:
         return plan
     # The node's own tokens belong to all of its subtrees, so to none of them.
     own = np.diff(prefill[edges])
-    own[0] -= int(plan.lcp[first + 1 : edges[-1]].min()) - int(plan.lcp[first])
+    own[0] -= int(plan.lcp[edges[1]]) - int(plan.lcp[edges[0]])
     answers = np.diff(decode[edges])
     misplaced = np.abs(answers - own * (answers.sum() / max(1.0, own.sum()))).sum() / 2
     if misplaced < MIN_SPREAD * decode[-1]:
@@ -51,10 +53,10 @@ def blend(plan: Plan, lengths: I64, answer_tokens: I32) -> Plan:
     return _permuted(plan, edges, _interleaved(own, answers))
 
 
-def _subtrees(plan: Plan, work: F64) -> tuple[int, I64]:
-    """The first row of the node, and int64[k + 1]: where its k subtrees begin and end.
+def _subtrees(plan: Plan, lengths: I64, work: F64) -> I64:
+    """int64[k + 1]: where the k subtrees of the node begin and end, in plan positions.
 
-    Rows that end at the node itself are subtrees of their own.
+    Rows that end at the node itself are none of them: they stay before all of these.
     """
     first, end = 0, len(plan)
     while True:
@@ -65,7 +67,7 @@ def _subtrees(plan: Plan, work: F64) -> tuple[int, I64]:
         largest = int(sizes.argmax())
         inside = edges[largest + 1] - edges[largest]
         if sizes[largest] <= DOMINANT_SHARE * sizes.sum() or inside < 3:
-            return first, edges
+            return edges[(lengths[plan.order[edges[:-1]]] == depth).sum() :]
         first, end = int(edges[largest]), int(edges[largest + 1])
 
 
@@ -97,6 +99,6 @@ def _permuted(plan: Plan, edges: I64, subtrees: I64) -> Plan:
     order[first:end] = plan.order[source]
     lcp[first:end] = plan.lcp[source]
     # All subtrees part at one depth; only the first shares what the one before the node does.
-    lcp[first + begins] = plan.lcp[first + 1 : end].min()
+    lcp[first + begins] = plan.lcp[edges[1]]
     lcp[first] = plan.lcp[first]
     return Plan(order, lcp)

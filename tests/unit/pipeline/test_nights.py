@@ -29,6 +29,7 @@ class Backwards:
     """
 
     context_length = 512
+    notices = ()
 
     def __init__(self) -> None:
         self.usage = Usage()

@@ -23,7 +23,10 @@ def check_plan(plan: Plan, table: TokenTable) -> None:
     for k in range(1, len(plan)):
         assert plan.lcp[k] == common(table[plan.order[k]], table[plan.order[k - 1]])
     before = build_tree(make_plan(table), table.lengths)
-    assert build_tree(plan, table.lengths).distinct_tokens == before.distinct_tokens
+    tree = build_tree(plan, table.lengths)
+    assert tree.distinct_tokens == before.distinct_tokens
+    assert (tree.end > tree.start).all()
+    assert (tree.end[tree.leaf_of] == table.lengths[plan.order]).all()
 
 
 @given(st.data())
