@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from batchradix.errors import ModelError
 
@@ -40,6 +42,23 @@ def make_cache_folder(folder: Path) -> None:
             f"the cache folder {folder} cannot be written ({error.strerror or error}); "
             f"set BATCHRADIX_CACHE to a folder that can"
         ) from error
+
+
+@contextmanager
+def replacing(target: Path, *, prefix: str = "", suffix: str = "") -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``target`` at the end, if nothing is raised before.
+
+    There is never half of it under its name, and it is this user's alone. Until then its own name
+    has ``prefix`` and ``suffix``, by which what a kill left behind is known. Raises `OSError`.
+    """
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=suffix)
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def is_own_file(info: os.stat_result) -> bool:

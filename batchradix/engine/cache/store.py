@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from batchradix._version import VERSION
-from batchradix.checkpoint.cache_folder import is_own_file
+from batchradix.checkpoint.cache_folder import is_own_file, replacing
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.step import KVBlock
@@ -185,17 +184,12 @@ class KVStore:
         head = json.dumps(self._header(key, end, data.hexdigest()))
         head += " " * (-len(head) % 8)  # tensors are aligned
         try:
-            number, name = tempfile.mkstemp(dir=self._folder, prefix=_TEMPORARY)  # user only
-            try:
-                with os.fdopen(number, "wb") as file:
-                    file.write(len(head).to_bytes(8, "little") + head.encode())
-                    file.write(block.k)
-                    file.write(block.v)
-                self._touch(name, end)
-                os.replace(name, self._path(key, end))
-            except BaseException:
-                os.unlink(name)
-                raise
+            with replacing(self._path(key, end), prefix=_TEMPORARY) as file:
+                file.write(len(head).to_bytes(8, "little") + head.encode())
+                file.write(block.k)
+                file.write(block.v)
+                file.flush()  # or closing it would set its time
+                self._touch(file.fileno(), end)
             self._note(key, end)
             self._total_bytes += 2 * self._side_bytes
             self._own_bytes += 2 * self._side_bytes
@@ -314,11 +308,11 @@ class KVStore:
                 f"no more is kept in it; free some space or name a folder of your own"
             )
 
-    def _touch(self, path: Path | str, end: int) -> None:
+    def _touch(self, file: Path | int, end: int) -> None:
         """Marks a block as used by this run, and just before those that it builds on: a block is
         of no use without them."""
         used_ns = self._opened_ns - end * 1000
-        os.utime(path, ns=(used_ns, used_ns))
+        os.utime(file, ns=(used_ns, used_ns))
 
     def _path(self, key: str, end: int) -> Path:
         return self._folder / f"{key}-{end}.safetensors"

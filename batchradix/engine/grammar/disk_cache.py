@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import time
 import zlib
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import xgrammar
 
-from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder
+from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder, replacing
 from batchradix.engine.grammar import (
     bounded_text,
     build,
@@ -96,15 +95,8 @@ class GrammarDiskCache:
         try:
             make_cache_folder(self._base)
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            # Never half of an entry under its name; the file is this user's alone.
-            number, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-            try:
-                with os.fdopen(number, "wb") as file:
-                    file.write(content)
-                os.replace(name, self._folder / f"{key}{_SUFFIX}")
-            except BaseException:
-                os.unlink(name)
-                raise
+            with replacing(self._folder / f"{key}{_SUFFIX}", suffix=".tmp") as file:
+                file.write(content)
             self._shrink()
         except (OSError, ModelError):
             return
