@@ -401,11 +401,20 @@ class EngineSettings:
     deterministic: bool = False
 
     @property
+    def element_bytes(self) -> int:
+        """Of a weight that is not quantised, a key or a value."""
+        return element_bytes(self.dtype)
+
+    @property
     def precision(self) -> str:
         """What the model computes in, for people."""
         if self.quantize == "off":
             return self.dtype
         return f"{self.dtype} with {self.quantize} layers"
+
+
+def element_bytes(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
 
 
 def check_host_memory(options: EngineOptions, device: str) -> None:
@@ -444,8 +453,7 @@ def resolve_engine(
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
-    element_bytes = 4 if dtype == "float32" else 2
-    token_bytes = num_kv_elements_per_token * element_bytes
+    token_bytes = num_kv_elements_per_token * element_bytes(dtype)
     if options.kv_tokens is not None:
         kv_tokens = options.kv_tokens
     elif options.kv_memory_bytes is not None:
@@ -456,7 +464,7 @@ def resolve_engine(
             f"{token_bytes} bytes; give more",
         )
     else:
-        weights = weight_bytes_float32 * element_bytes // 4
+        weights = weight_bytes_float32 * element_bytes(dtype) // 4
         if device == "cpu" or machine.free_device_memory_bytes is None:
             room = int((machine.free_memory_bytes - weights) * 0.4)
         else:

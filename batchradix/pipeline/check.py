@@ -128,7 +128,6 @@ def _report(
 ) -> Checked:
     rows, summary, model = planned.rows, planned.summary, parts.checkpoint.config
     by_code = sorted(rows.errors.by_code().items(), key=lambda one: -one[1][0])
-    element_bytes = 4 if settings.dtype == "float32" else 2
     max_tokens = rows.requests.max_tokens
     most_answer_tokens = int(max_tokens.sum(dtype=np.int64))
     most_answer_tokens -= int(max_tokens[rows.errors.rows].sum(dtype=np.int64))
@@ -141,8 +140,8 @@ def _report(
         opening_tokens=summary.opening_tokens,
         distinct_tokens=summary.distinct_tokens,
         kv_tokens=settings.kv_tokens,
-        kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * element_bytes,
-        weight_bytes=model.num_parameters * element_bytes,
+        kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * settings.element_bytes,
+        weight_bytes=model.num_parameters * settings.element_bytes,
         # Text and value, in the shards and in the finished file.
         disk_bytes=4 * _TEXT_BYTES * most_answer_tokens + 256 * len(rows),
         disk_free_bytes=shutil.disk_usage(folder).free,
