@@ -239,8 +239,7 @@ def memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
     ``kv_tokens`` or ``kv_memory`` says so. Host memory that is promised and then used ends a
     process without a word."""
     model = parts.checkpoint.config
-    element_bytes = 4 if settings.dtype == "float32" else 2
-    needed = element_bytes * (
+    needed = settings.element_bytes * (
         model.num_parameters + settings.kv_tokens * model.num_kv_elements_per_token
     )
     free = free_memory_bytes()
@@ -263,7 +262,7 @@ def make_job(
     """
     scratch = planned.scratch
     runs_for, leader = planned.leaders, planned.leaders
-    plan, tree = planned.alone, planned.tree
+    plan = planned.alone
     if len(todo) < len(planned.plan):
         runs_for = scratch.full(len(planned.rows), -1, np.int64)
         first = scratch.full(len(planned.rows), -1, np.int64)
@@ -274,13 +273,13 @@ def make_job(
         for part in scratch.windows(len(todo)):
             runs_for[todo[part]] = first[leader[todo[part]]]
         plan = drop_followers(planned.plan, runs_for, scratch)
-        tree = build_tree(plan, planned.rows.lengths, scratch) if prefix_cache else tree
     if prefix_cache:
-        blended = blend(plan, planned.rows.lengths, planned.rows.requests.max_tokens)
-        if blended is not plan:
-            plan, tree = blended, build_tree(blended, planned.rows.lengths, scratch)
+        plan = blend(plan, planned.rows.lengths, planned.rows.requests.max_tokens)
+    if plan is planned.alone and prefix_cache:
+        tree = planned.tree
     else:
-        tree = flat_tree(plan, planned.rows.lengths, scratch)
+        make_tree = build_tree if prefix_cache else flat_tree
+        tree = make_tree(plan, planned.rows.lengths, scratch)
     job = EngineJob(
         tokens=planned.rows.tokens,
         plan=plan,
