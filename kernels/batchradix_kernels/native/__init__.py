@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["KINDS", "Level", "function", "level", "library", "limit_level"]
+__all__ = ["FLOATS", "KINDS", "Level", "function", "level", "library", "limit_level"]
 
 # The element types of `rows.h`.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+FLOATS = (torch.float32, torch.bfloat16)  # those that activations may have
 
 # Another build of the same sources may stand in, one with sanitizers say.
 _FILE = Path(os.environ.get("BATCHRADIX_NATIVE") or Path(__file__).parent.with_name("_native.so"))

@@ -6,7 +6,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 
-from batchradix_kernels.native import KINDS, function
+from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
 from batchradix_kernels.rms_norm.reference import rms_norm_reference
 
@@ -19,7 +19,6 @@ _native = function(
         *(c_int64, c_int64, c_float, c_int, c_int, c_int),
     ),
 )
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def rms_norm(
@@ -30,7 +29,7 @@ def rms_norm(
     ``x``, ``residual``: contiguous [T, D]; ``weight``: [D], all of one dtype, which is that of
     the result [T, D]. The sum is rounded to it, all else is float32 and rounded once.
     """
-    if _native is None or not x.is_cpu or x.dtype not in _NATIVE_DTYPES:
+    if _native is None or not x.is_cpu or x.dtype not in FLOATS:
         return rms_norm_reference(x, weight, epsilon, residual)
     out = torch.empty_like(x)
     _call(x, weight, epsilon, residual, out, None)
@@ -41,7 +40,7 @@ def rms_norm_int8(
     x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> QuantisedRows:
     """`rms_norm` with a quantised result, not rounded to the dtype of ``x`` before."""
-    if _native is None or not x.is_cpu or x.dtype not in _NATIVE_DTYPES:
+    if _native is None or not x.is_cpu or x.dtype not in FLOATS:
         return quantise_rows(rms_norm_reference(x, weight, epsilon, residual))
     out = QuantisedRows(torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0]))
     _call(x, weight, epsilon, residual, *out)

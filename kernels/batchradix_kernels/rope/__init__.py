@@ -6,7 +6,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
 
-from batchradix_kernels.native import KINDS, function
+from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.rope.reference import rope_reference
 
 __all__ = ["rope", "rope_reference"]
@@ -18,7 +18,6 @@ _native = function(
         *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_int, c_int),
     ),
 )
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def rope(
@@ -37,7 +36,7 @@ def rope(
     the heads are divided by their root mean square and multiplied by the weights before.
     Computed in float32 and rounded once.
     """
-    if _native is None or not heads.is_cpu or heads.dtype not in _NATIVE_DTYPES:
+    if _native is None or not heads.is_cpu or heads.dtype not in FLOATS:
         rope_reference(heads, cosines, sines, num_q, num_k, norms)
         return
     assert heads.is_contiguous()

@@ -6,7 +6,7 @@ from ctypes import c_int, c_int64, c_void_p
 
 import torch
 
-from batchradix_kernels.native import KINDS, function
+from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
 from batchradix_kernels.swiglu.reference import swiglu_reference
 
@@ -15,7 +15,6 @@ __all__ = ["swiglu", "swiglu_int8", "swiglu_reference"]
 _native = function(
     "bx_swiglu", (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int)
 )
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -23,7 +22,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
     Computed in float32 and rounded once.
     """
-    if _native is None or not gate_up.is_cpu or gate_up.dtype not in _NATIVE_DTYPES:
+    if _native is None or not gate_up.is_cpu or gate_up.dtype not in FLOATS:
         return swiglu_reference(gate_up)
     num_rows, width = gate_up.shape
     out = torch.empty((num_rows, width // 2), dtype=gate_up.dtype)
@@ -33,7 +32,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 def swiglu_int8(gate_up: torch.Tensor) -> QuantisedRows:
     """`swiglu` with a quantised result, not rounded to the dtype of ``gate_up`` before."""
-    if _native is None or not gate_up.is_cpu or gate_up.dtype not in _NATIVE_DTYPES:
+    if _native is None or not gate_up.is_cpu or gate_up.dtype not in FLOATS:
         return quantise_rows(swiglu_reference(gate_up))
     num_rows, width = gate_up.shape
     values = torch.empty((num_rows, width // 2), dtype=torch.int8)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchradix_kernels.native import library
+from batchradix_kernels.native import FLOATS, KINDS, library
 
 __all__ = ["CpuTreeAttention", "CpuTreePlan", "PairedPool", "is_supported"]
 
@@ -36,7 +36,6 @@ MAX_HEAD_DIM = 256  # as in cpu.h
 ITEMS_PER_THREAD = 3  # so that a thread that is held up has others take its items
 MAX_ITEM_ELEMENTS = 1 << 15  # rows · E of an item: its state stays in the second-level cache
 PIECE_ROWS = 8  # reading a piece's keys and values costs about as much as so many rows
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _Plan(ctypes.Structure):
@@ -89,7 +88,7 @@ class _Layer(ctypes.Structure):
 
 def is_supported(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the C kernels were built and compute this; the device must be the CPU."""
-    return library() is not None and dtype in _DTYPES and 1 <= head_dim <= MAX_HEAD_DIM
+    return library() is not None and dtype in FLOATS and 1 <= head_dim <= MAX_HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,7 @@ class CpuTreeAttention:
         max_rows = group * max(end - start for _, start, end in ranges)
         scratch = self._make_scratch(num_threads, max_rows)
         plan = _Plan(
-            dtype=_DTYPES[self._dtype],
+            dtype=KINDS[self._dtype],
             num_tokens=len(slots),
             num_heads=self._num_heads,
             num_kv_heads=self._num_kv_heads,
@@ -338,7 +337,7 @@ def _point(to: _Heads, heads: torch.Tensor) -> torch.Tensor:
         heads = heads.contiguous()
     to.data = heads.data_ptr()
     to.token_stride, to.head_stride, _ = heads.stride()
-    to.dtype = _DTYPES[heads.dtype]
+    to.dtype = KINDS[heads.dtype]
     return heads
 
 
