@@ -16,7 +16,7 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.registry import make_backend
-from batchradix.engine.cache.pool import Extent
+from batchradix.engine.cache.pool import Extent, slots_of
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
 from batchradix.engine.memory import enough_memory
@@ -187,7 +187,7 @@ class ModelRunner:
 
     def _spill(self, spill: KVTransfer) -> None:
         assert self._space is not None
-        slots = np.concatenate([np.arange(start, start + n) for start, n in spill.extents])
+        slots = slots_of(_pairs(spill.extents))
         # token by token, so that any run of places is one of bytes
         k_and_v = torch.stack(self._attention.export(self._pool, slots)).permute(3, 0, 1, 2, 4)
         self._space.write(_pairs(spill.places), _bytes(k_and_v))

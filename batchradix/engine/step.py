@@ -7,6 +7,7 @@ tree, so the queries below any node are one half-open range ``[query_start, quer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +103,11 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+
+def i64_table(rows: Sequence[tuple[int, ...]], width: int) -> I64:
+    """int64[len(rows), width]."""
+    return np.array(rows, dtype=np.int64).reshape(len(rows), width)
 
 
 def empty_i64(*shape: int) -> I64:

@@ -11,8 +11,7 @@ from batchradix.engine.cache.pool import Extent
 from batchradix.engine.cache.radix import RadixNode
 from batchradix.engine.cache.tiers import Transfers
 from batchradix.engine.row import RunningRow
-from batchradix.engine.step import Step
-from batchradix.types import I64
+from batchradix.engine.step import Step, i64_table
 
 Piece = tuple[int, int, int, int]  # slot_start, num_slots, query_start, query_end
 
@@ -70,14 +69,14 @@ class StepBuilder:
         transfers: Transfers,
     ) -> Step:
         """The step; ``holds`` are (query, hold id)."""
-        kept = _table(holds, 2)
+        kept = i64_table(holds, 2)
         return Step(
             token_ids=np.array(self._token_ids, dtype=np.int64),
             positions=np.array(self._positions, dtype=np.int64),
             slots=np.array(self._slots, dtype=np.int64),
-            context=_table(self._context, 4),
-            causal=_table(self._causal, 4),
-            moves=_table(moves, 3),
+            context=i64_table(self._context, 4),
+            causal=i64_table(self._causal, 4),
+            moves=i64_table(moves, 3),
             logit_sources=np.array(logit_sources, dtype=np.int64),
             hold_queries=np.ascontiguousarray(kept[:, 0]),
             hold_ids=np.ascontiguousarray(kept[:, 1]),
@@ -204,7 +203,3 @@ def _cut(extents: Sequence[Extent], first: int, count: int) -> list[Extent]:
         count -= taken
         first = 0
     return parts
-
-
-def _table(rows: Sequence[tuple[int, ...]], width: int) -> I64:
-    return np.array(rows, dtype=np.int64).reshape(len(rows), width)

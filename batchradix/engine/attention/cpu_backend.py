@@ -9,6 +9,7 @@ import torch
 
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.window_plan import plan_windows
+from batchradix.engine.cache.pool import slots_of
 from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.tree_attention.cpu import (
@@ -55,8 +56,8 @@ class CpuAttention:
     def move(self, pool: PairedPool, moves: I64) -> None:
         if len(moves) == 0:
             return
-        sources = np.concatenate([np.arange(s, s + n) for s, _, n in moves])
-        targets = np.concatenate([np.arange(t, t + n) for _, t, n in moves])
+        sources = slots_of((source, n) for source, _, n in moves)
+        targets = slots_of((target, n) for _, target, n in moves)
         for layer in range(self.shape.num_layers):
             pool.write(layer, targets, pool.read(layer, sources))
 

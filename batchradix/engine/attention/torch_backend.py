@@ -23,6 +23,7 @@ from batchradix.engine.attention.tree_plan import (
     Piece,
     plan_rounds,
 )
+from batchradix.engine.cache.pool import slots_of
 from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.lse_merge import lse_merge, merge_outputs
@@ -87,8 +88,8 @@ class TorchAttention:
     def move(self, pool: torch.Tensor, moves: I64) -> None:
         if len(moves) == 0:
             return
-        sources = self._tensor(np.concatenate([np.arange(s, s + n) for s, _, n in moves]))
-        targets = self._tensor(np.concatenate([np.arange(t, t + n) for _, t, n in moves]))
+        sources = self._tensor(slots_of((source, n) for source, _, n in moves))
+        targets = self._tensor(slots_of((target, n) for _, target, n in moves))
         for layer in pool:
             layer.index_copy_(2, targets, layer.index_select(2, sources))
 

@@ -1,23 +1,22 @@
 """Cuts attention at absolute positions, so that a row's sums do not depend on other rows.
 
 Where partial sums are cut decides how they round. The pieces of a step follow the tree, which
-depends on the rows that share it; windows of `WINDOW` positions, counted from the start of the
-prompt, do not. A window that lies in one piece is attended to with all queries of that piece; a
-window that several pieces share (a node ends inside it) is put together of their parts, once
-for the queries below. Sums over a window are then added up in order of position.
+depends on the rows that share it; windows of `WINDOW` positions, as many as the CPU kernels take
+at a time, counted from the start of the prompt, do not. A window that lies in one piece is
+attended to with all queries of that piece; a window that several pieces share (a node ends inside
+it) is put together of their parts, once for the queries below. Sums over a window are then added
+up in order of position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from batchradix.engine.step import Step
+from batchradix.engine.step import Step, i64_table
 from batchradix.types import I64
+from batchradix_kernels.tree_attention.cpu import BLOCK
 
-WINDOW = 32  # positions; a block of the CPU kernels
+WINDOW = BLOCK  # positions
 Part = tuple[int, int]  # slot_start, num_slots
 
 
@@ -112,7 +111,7 @@ class _Builder:
         self.skip_to(state, state.query_end)
 
     def finish(self) -> WindowPlan:
-        return WindowPlan(runs=_table(self._runs, 6), parts=_table(self._parts, 2))
+        return WindowPlan(runs=i64_table(self._runs, 6), parts=i64_table(self._parts, 2))
 
     def _emit(self, parts: list[Part], query: int, query_end: int, limit: int | None) -> None:
         first = len(self._parts)
@@ -120,7 +119,3 @@ class _Builder:
         num_positions = sum(count for _, count in parts)
         visible = num_positions if limit is None else limit
         self._runs.append((first, len(self._parts), query, query_end, num_positions, visible))
-
-
-def _table(rows: Iterable[tuple[int, ...]], width: int) -> I64:
-    return np.array(list(rows), dtype=np.int64).reshape(-1, width)

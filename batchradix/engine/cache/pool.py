@@ -9,6 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from batchradix.types import I64
+
 Extent = tuple[int, int]
 """A run of slots: (start, length), length at least 1."""
 
@@ -161,6 +165,11 @@ class ExtentPool:
         length = self._length.pop(start)
         del self._starts[bisect_left(self._starts, start)]
         del self._by_size[bisect_left(self._by_size, (length, start))]
+
+
+def slots_of(extents: Iterable[Extent]) -> I64:
+    """int64[n]: every slot of the extents (at least one), in order."""
+    return np.concatenate([np.arange(start, start + length) for start, length in extents])
 
 
 def split_extents(extents: Sequence[Extent], num_slots: int) -> tuple[list[Extent], list[Extent]]:

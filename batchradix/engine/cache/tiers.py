@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchradix.engine.cache.pool import Extent, split_extents
+from batchradix.engine.cache.pool import Extent, slots_of, split_extents
 from batchradix.engine.cache.radix import RadixNode
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
-from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer
-from batchradix.types import I64, U32
+from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, i64_table
+from batchradix.types import U32
 
 LEAST_SHARE = 1 / 16
 """Of a job's rows that begin with a prefix, for it to be kept: an instruction or examples, which
@@ -117,8 +117,7 @@ class Tiers:
         for number, key in enumerate(self._store.keys(tokens)):
             start = number * size
             if start + size >= first_end and self._store.lacks(key):
-                extents = _extents(path, start, start + size)
-                slots = np.concatenate([np.arange(s, s + n) for s, n in extents])
+                slots = slots_of(_extents(path, start, start + size))
                 self._saves.append(KVSave(key=key, start=start, slots=slots))
 
     def spill(self, node: RadixNode, needs: Needs) -> None:
@@ -161,7 +160,9 @@ class Tiers:
                 extents = split_extents(target, entry.end)[0]
             else:
                 extents = _extents(target.path(), entry.start, entry.end)
-            reloads.append(KVTransfer(extents=_table(extents), places=_table(entry.places)))
+            reloads.append(
+                KVTransfer(extents=i64_table(extents, 2), places=i64_table(entry.places, 2))
+            )
         found = Transfers(tuple(loads), tuple(self._saves), tuple(self._spills), tuple(reloads))
         for target, entry in self._reloads:
             if isinstance(target, list):  # read before anything is written there
@@ -177,7 +178,7 @@ class Tiers:
         for block in fill.blocks:
             start = max(block.start, fill.start)
             extents = _extents(path, start, block.start + self._store.block_tokens)
-            yield KVLoad(extents=_table(extents), first=start - block.start, block=block)
+            yield KVLoad(extents=i64_table(extents, 2), first=start - block.start, block=block)
 
     def _refill(self, node: RadixNode, leaf: RadixNode) -> None:
         """Has the next step bring what was written down of a node, from where it is computed to
@@ -204,7 +205,7 @@ class Tiers:
         if places is None:
             return None
         slots = split_extents(split_extents(extents, first)[1], end - start)[0]
-        self._spills.append(KVTransfer(extents=_table(slots), places=_table(places)))
+        self._spills.append(KVTransfer(extents=i64_table(slots, 2), places=i64_table(places, 2)))
         return _Spilled(start, end, places)
 
     def _make_room(self, needs: Needs) -> None:
@@ -215,10 +216,6 @@ class Tiers:
         for origin in [origin for origin in self._nodes if not needs(origin)]:
             for entry in self._nodes.pop(origin):
                 self._space.free(entry.places)
-
-
-def _table(extents: Sequence[Extent]) -> I64:
-    return np.array(extents, dtype=np.int64).reshape(-1, 2)
 
 
 def _extents(path: Sequence[RadixNode], start: int, end: int) -> list[Extent]:
