@@ -193,7 +193,9 @@ class RadixEngine:
             self._answers[row.seq] = self._start(row)
         watch.lap("schedule_s")
         if decision.step is not None:
-            begun = [row for row in self._scheduler.running if row.is_answering]
+            begun: list[RunningRow] = []
+            if self._row_timeout_s is not None:
+                begun = [row for row in self._scheduler.running if row.is_answering]
             self._runner.launch(decision.step)
             watch.lap("forward_s")
             completions += self._collect(self._runner, decision, decision.step.num_tokens, watch)

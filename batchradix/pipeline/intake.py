@@ -187,7 +187,8 @@ class _Reader:
         self._source, self._prompts, self._formats = source, prompts, formats
         self._context_length, self._budgets = context_length, budgets
         # The run's seed is no seed of a row: equal rows without one draw differently.
-        self._options = self._former_options = RowSettingsReader(replace(sampling, seed=None))
+        self._options = RowSettingsReader(replace(sampling, seed=None))
+        self._former_options: RowSettingsReader | None = None
         if former is not None:
             self.former = ContentKeys(scratch, may_retry=former.retries > 0)
             self._former_options = RowSettingsReader(replace(former.sampling, seed=None))
@@ -257,8 +258,11 @@ class _Reader:
         refusal = _refusal(row, options, answers, num_tokens, self._context_length, self._budgets)
         if refusal is not None:
             return refusal
-        former = self._former_options.read(row)
-        assert isinstance(former, SamplingOptions)  # its columns were read already
+        former = options
+        if self._former_options is not None:
+            before = self._former_options.read(row)
+            assert isinstance(before, SamplingOptions)  # its columns were read already
+            former = before
         return kinds.setdefault(_Kind(options, former, number), len(kinds) + 1)
 
     @cached_property
