@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from measure import load_average, machine  # noqa: E402
+from measure import StepTimes, load_average, machine  # noqa: E402
 from workloads import passages  # noqa: E402
 
 from batchradix import pipeline  # noqa: E402
@@ -56,25 +55,13 @@ def parse() -> argparse.Namespace:
 
 
 class TimedEngines(pipeline.RadixEngines):
-    """``step_s`` and ``step_cpu_s`` are those of the last engine."""
+    """``times`` are those of the last engine."""
 
-    step_s = 0.0
-    step_cpu_s = 0.0
+    times = StepTimes()
 
     def __call__(self, settings: EngineSettings) -> Any:
-        cls = type(self)
-        cls.step_s = cls.step_cpu_s = 0.0
-        engine: Any = super().__call__(settings)
-        step = engine.step
-
-        def timed_step() -> Any:
-            started_s, started_cpu_s = time.perf_counter(), time.process_time()
-            finished = step()
-            cls.step_s += time.perf_counter() - started_s
-            cls.step_cpu_s += time.process_time() - started_cpu_s
-            return finished
-
-        engine.step = timed_step
+        engine = super().__call__(settings)
+        self.times.watch(engine)
         return engine
 
 
@@ -109,8 +96,8 @@ def run_once(prompts: list[str], store: Path | None, options: argparse.Namespace
     )
     names = ("distinct_tokens", "computed_tokens", "loaded_tokens", "completion_tokens")
     return {
-        "seconds": round(TimedEngines.step_s, 2),
-        "cpu_seconds": round(TimedEngines.step_cpu_s, 2),
+        "seconds": round(TimedEngines.times.step_s, 2),
+        "cpu_seconds": round(TimedEngines.times.step_cpu_s, 2),
         **{name: summary[name] for name in names},
     }
 

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import eq
@@ -183,6 +184,27 @@ def _commit() -> str | None:
         text=True,
     )
     return done.stdout.strip() or None
+
+
+class StepTimes:
+    """Seconds that an engine's steps took, on the clock and of the processor (all threads)."""
+
+    def __init__(self) -> None:
+        self.step_s = self.step_cpu_s = 0.0
+
+    def watch(self, engine: Any) -> None:
+        """Begins anew, with the steps of this engine."""
+        self.step_s = self.step_cpu_s = 0.0
+        step = engine.step
+
+        def timed_step() -> Any:
+            started_s, started_cpu_s = time.perf_counter(), time.process_time()
+            finished = step()
+            self.step_s += time.perf_counter() - started_s
+            self.step_cpu_s += time.process_time() - started_cpu_s
+            return finished
+
+        engine.step = timed_step
 
 
 def load_average() -> float:

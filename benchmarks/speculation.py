@@ -17,7 +17,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from measure import load_average, machine  # noqa: E402
+from measure import StepTimes, load_average, machine  # noqa: E402
 from workloads import passages  # noqa: E402
 
 from batchradix import pipeline  # noqa: E402
@@ -75,11 +74,10 @@ class SharedRunner(ModelRunner):
 
 
 class TimedEngines(pipeline.RadixEngines):
-    """Engines over one runner; ``step_s`` and ``step_cpu_s`` are those of the last."""
+    """Engines over one runner; ``times`` are those of the last."""
 
     runner: SharedRunner | None = None
-    step_s = 0.0
-    step_cpu_s = 0.0
+    times = StepTimes()
 
     def __call__(self, settings: EngineSettings) -> Any:
         cls = type(self)
@@ -89,17 +87,7 @@ class TimedEngines(pipeline.RadixEngines):
         engine = RadixEngine(
             self._checkpoint, settings, detokenizer, grammars=self._grammars, runner=cls.runner
         )
-        cls.step_s = cls.step_cpu_s = 0.0
-        step = engine.step
-
-        def timed_step() -> Any:
-            started_s, started_cpu_s = time.perf_counter(), time.process_time()
-            finished = step()
-            cls.step_s += time.perf_counter() - started_s
-            cls.step_cpu_s += time.process_time() - started_cpu_s
-            return finished
-
-        engine.step = timed_step  # type: ignore[method-assign]
+        self.times.watch(engine)
         return engine
 
 
@@ -152,7 +140,7 @@ def run_once(workload: str, batch_size: int, way: Any, options: argparse.Namespa
         "accepted_tokens": usage.accepted_tokens,
     }
     return (
-        (TimedEngines.step_s, TimedEngines.step_cpu_s),
+        (TimedEngines.times.step_s, TimedEngines.times.step_cpu_s),
         counters,
         outcome.table.column("text").to_pylist(),
     )
