@@ -125,6 +125,7 @@ _FLAGS |= {
     "grammar_timeout": "grammar-timeout",
     "id_column": "id-column",
     "kv_memory": "kv-memory",
+    "kv_store_size": "kv-store-size",
     "limit": "limit",
     "null_text": "null",
     "num_threads": "threads",

@@ -58,6 +58,10 @@ PLAN = pa.schema(
 )
 
 _FACTS = b"batchradix.run"
+_FACT_NAMES = {"rows", "kv_tokens", "planned_tokens", "distinct_tokens"} | {
+    "bin_planned_tokens",
+    "bin_distinct_tokens",
+}
 _STEPS_NAME = re.compile(r"steps-(\d{4,})-(\d{5,})\.parquet")
 _PLAN_NAME = re.compile(r"plan-(\d{4,})\.parquet")
 _LEAST_PAUSE_S = 10.0
@@ -208,7 +212,7 @@ def read_trace(folder: Path) -> list[TracedRun]:
             )
             for number in sorted(plans)
         ]
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+    except OSError as error:
         raise InputError(f"the trace in {folder} cannot be read: {error}") from None
     if not runs:
         raise InputError(f"there is no trace in {folder}; run with --trace to have one")
@@ -221,10 +225,27 @@ def _place(path: Path) -> tuple[int, ...]:
 
 def _read_plan(path: Path) -> TracedPlan:
     table = _read(path, PLAN)
-    return TracedPlan(facts=json.loads(pq.read_schema(path).metadata[_FACTS]), pieces=table)
+    try:
+        facts = json.loads(table.schema.metadata[_FACTS])
+    except (TypeError, KeyError, ValueError):
+        facts = None
+    if not isinstance(facts, dict) or not facts.keys() >= _FACT_NAMES:
+        raise _damaged(path)
+    return TracedPlan(facts=facts, pieces=table)
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     # From a handle: the name alone could be taken for a pattern or a partition.
     with path.open("rb") as file:
-        return pq.read_table(file, columns=schema.names).cast(schema)
+        try:
+            table = pq.read_table(file, columns=schema.names)
+            return table.cast(schema.with_metadata(table.schema.metadata))
+        except (pa.ArrowException, OSError, ValueError, KeyError):
+            raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        f"the trace in {path.parent} cannot be read: {path.name} is damaged or no file of a trace; "
+        f"remove it to see the rest"
+    )

@@ -88,3 +88,11 @@ def test_a_restart_throws_the_trace_away_too(
     model = tiny_model_folder("markov")
     assert batchradix("run", "jobs.jsonl", "-m", model, "-o", traced, *words)[0] == 0
     assert batchradix("report", traced)[0] == 2
+
+
+def test_a_page_takes_the_place_of_no_table(batchradix: Run, traced: Path) -> None:
+    before = traced.read_bytes()
+    code, _, error = batchradix("report", traced, "-o", traced)
+    assert code == 2
+    assert "its name ends in .html, unlike out.arrow" in error
+    assert traced.read_bytes() == before

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchradix.errors import InputError
@@ -148,3 +150,14 @@ def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="run with --trace"):
         read_trace(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_no_part_of_a_trace_are_named_in_one_sentence(tmp_path: Path) -> None:
+    plan = tmp_path / "plan-0000.parquet"
+    for metadata in ({}, {"batchradix.run": "{"}, {"batchradix.run": "{}"}):
+        pq.write_table(PLAN.empty_table().replace_schema_metadata(metadata), plan)
+        with pytest.raises(InputError, match=r"plan-0000\.parquet is damaged or no file[^\n]*$"):
+            read_trace(tmp_path)
+    pq.write_table(pa.table({"other": [1]}), plan)
+    with pytest.raises(InputError, match=r"plan-0000\.parquet is damaged or no file[^\n]*$"):
+        read_trace(tmp_path)
