@@ -256,6 +256,10 @@ class EngineOptions:
             f"kv_store must be a folder, not {self.kv_store!r}",
         )
         _require(
+            self.kv_store is None or Path(self.kv_store) != Path(),
+            "kv_store must be a folder of its own, not the current one; name one",
+        )
+        _require(
             self.kv_store_bytes is None or self.kv_store is not None,
             "kv_store_size is the most that a kv_store may take; name its folder with kv_store",
         )
