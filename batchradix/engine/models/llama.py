@@ -12,15 +12,17 @@ from functools import partial
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.layers.embedding import Embedding
+from batchradix.engine.layers.fused import fused_layer
 from batchradix.engine.layers.head import OutputHead, StoredRows, TableRows, WeightRows
-from batchradix.engine.layers.linear import Rows, can_pack, make_linear
+from batchradix.engine.layers.linear import Rows, is_repacked, make_linear
 from batchradix.engine.layers.norm import RMSNorm
 from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.load import Weights
+from batchradix_kernels.decoder import CpuDecoder, DecoderLayer
 from batchradix_kernels.rope import rope
-from batchradix_kernels.swiglu import swiglu, swiglu_int8
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
@@ -61,9 +63,9 @@ class LlamaMLP:
     def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
         name = f"model.layers.{layer}.mlp"
         size = config.intermediate_size
-        self.gate_up_proj = weights.linear(
+        self.gate_up_proj = weights.gated_linear(
             [f"{name}.gate_proj", f"{name}.up_proj"],
-            [size, size],
+            size,
             config.hidden_size,
             bias=config.mlp_bias,
         )
@@ -72,10 +74,7 @@ class LlamaMLP:
         )
 
     def __call__(self, x_TD: Rows) -> torch.Tensor:
-        gate_up = self.gate_up_proj(x_TD)
-        if self.down_proj.is_quantised:
-            return self.down_proj(swiglu_int8(gate_up))
-        return self.down_proj(swiglu(gate_up))
+        return self.down_proj(self.gate_up_proj(x_TD, to_int8=self.down_proj.is_quantised))
 
 
 class LlamaLayer:
@@ -100,6 +99,19 @@ class LlamaLayer:
         left = attention(rows, angles, batch)
         return mlp(self.mlp_norm.before(mlp.gate_up_proj.is_quantised, x_TD, left))
 
+    def fused(self) -> DecoderLayer | None:
+        """For `CpuDecoder`, where it serves."""
+        norms = self.attention.norms
+        return fused_layer(
+            input_norm=self.input_norm,
+            mlp_norm=self.mlp_norm,
+            head_norms=None if norms is None else norms[:2],
+            qkv=self.attention.qkv_proj,
+            o=self.attention.o_proj,
+            gate_up=self.mlp.gate_up_proj,
+            down=self.mlp.down_proj,
+        )
+
 
 class Llama:
     """Implements `registry.CausalLM`. Raises `ModelError` when the weights do not fit."""
@@ -123,16 +135,19 @@ class Llama:
         else:
             table = weights.take("lm_head.weight", table_size)
             rows = TableRows(table)
-            if can_pack(table.device.type, table.dtype):  # then it is not kept as it is
+            if is_repacked(table):
                 rows = StoredRows(partial(weights.read_rows, "lm_head.weight"))
-        head = make_linear(table, batch_invariant=weights.batch_invariant)
+        head = make_linear(table, batch_invariant=weights.batch_invariant, prefer_float32=True)
         self.head = OutputHead(head, rows)
+        self._decoder = _make_decoder(config, self.layers, weights.dtype)
         weights.finish(unused=["lm_head.weight"] if config.tie_embeddings else [])
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, D] before the last norm, in the model's dtype."""
         x_TD = self.embedding(batch.token_ids)
         angles = self.rotary.angles(batch.positions)
+        if self._decoder is not None and isinstance(batch.attention, CpuAttention):
+            return self._decoder.run(x_TD, *angles, batch.plan, batch.pool)
         left: torch.Tensor | None = None
         for layer in self.layers:
             left = layer(x_TD, left, angles, batch)
@@ -145,3 +160,21 @@ class Llama:
     def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """float32[R, len(token_ids)]: the logits of these tokens alone."""
         return self.head.few(self.norm(x_RD), token_ids)
+
+
+def _make_decoder(
+    config: ModelConfig, layers: Sequence[LlamaLayer], dtype: torch.dtype
+) -> CpuDecoder | None:
+    """All layers in one call, where the C kernels serve each of them."""
+    fused = [layer.fused() for layer in layers]
+    served = [layer for layer in fused if layer is not None]
+    if len(served) < len(layers) or not served:
+        return None
+    return CpuDecoder(
+        served,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        epsilon=config.rms_norm_eps,
+        dtype=dtype,
+    )

@@ -16,7 +16,8 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import Quantize
-from batchradix.engine.layers.linear import Int8Linear, Linear, make_linear
+from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
+from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
 from batchradix.engine.models.gguf_source import GgufSource
 from batchradix.engine.models.safetensors_source import SafetensorsSource
 from batchradix.errors import ModelError
@@ -96,6 +97,26 @@ class Weights:
         self, names: Sequence[str], out_sizes: Sequence[int], in_size: int, *, bias: bool
     ) -> Linear:
         """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side."""
+        weight, biases = self._side_by_side(names, out_sizes, in_size, bias=bias)
+        if self._quantize == "int8":
+            return Int8Linear(weight, biases, self.dtype)
+        return make_linear(weight, biases, batch_invariant=self.batch_invariant)
+
+    def gated_linear(
+        self, names: Sequence[str], out_size: int, in_size: int, *, bias: bool
+    ) -> GatedLinear:
+        """The layers of the gates and of what they gate, in this order, with SwiGLU."""
+        weight, biases = self._side_by_side(names, [out_size, out_size], in_size, bias=bias)
+        if self._quantize == "int8":
+            return TwoSteps(Int8Linear(weight, biases, self.dtype))
+        if Bf16Linear.serves(weight, gated=True):
+            return Bf16Gated(weight, biases)
+        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant))
+
+    def _side_by_side(
+        self, names: Sequence[str], out_sizes: Sequence[int], in_size: int, *, bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight [sum(out_sizes), in_size], in float32 where it is to be quantised, and bias."""
         quantised = self._quantize == "int8"
         weight = self.take_stacked(
             [f"{name}.weight" for name in names],
@@ -107,9 +128,7 @@ class Weights:
             biases = self.take_stacked(
                 [f"{name}.bias" for name in names], [(size,) for size in out_sizes]
             )
-        if quantised:
-            return Int8Linear(weight, biases, self.dtype)
-        return make_linear(weight, biases, batch_invariant=self.batch_invariant)
+        return weight, biases
 
     def finish(self, *, unused: Iterable[str] = ()) -> None:
         """Raises `ModelError` when the checkpoint holds a tensor that no layer took.

@@ -1,3 +1,4 @@
+#include "operations.h"
 #include "rows.h"
 
 /* Columns of the weight stand in panels of 32: two blocks of 16 columns. A block is, for every

@@ -1,5 +1,6 @@
 #include "native.h"
 
+#include <sched.h>
 #include <stddef.h>
 
 #if defined(__x86_64__)
@@ -78,6 +79,75 @@ BX_EXPORT void bx_use_openmp(void *parallel, void *thread, void *num_threads)
     openmp_num_threads = (number_function)num_threads;
 }
 
+/* Threads that run one body together, and what they are at. */
+struct team {
+    void (*body)(void *);
+    void *argument;
+    int num_threads, arrived, round; /* of the barrier */
+    bx_task task;                    /* that of the first thread, as all below */
+    void *context;
+    int num_wanted;
+};
+
+static _Thread_local struct team *team; /* that this thread is in */
+static _Thread_local int team_thread;
+
+#define BX_SPINS 4000 /* some tens of microseconds, before a thread lets others have its core */
+
+/* Returns when all threads of the team have come here. */
+static void meet(struct team *t)
+{
+    int round = __atomic_load_n(&t->round, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&t->arrived, 1, __ATOMIC_ACQ_REL) ==
+        __atomic_load_n(&t->num_threads, __ATOMIC_RELAXED)) {
+        __atomic_store_n(&t->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&t->round, round + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    for (int i = 0; __atomic_load_n(&t->round, __ATOMIC_ACQUIRE) == round; i++) {
+        if (i > BX_SPINS)
+            sched_yield();
+#if defined(__x86_64__)
+        else
+            __builtin_ia32_pause();
+#endif
+    }
+}
+
+static void share_out(struct team *t, bx_task task, void *context, int num_threads)
+{
+    if (team_thread == 0) {
+        t->task = task;
+        t->context = context;
+        t->num_wanted = num_threads < t->num_threads ? num_threads : t->num_threads;
+    }
+    meet(t);
+    if (team_thread < t->num_wanted)
+        t->task(t->context, team_thread, t->num_wanted);
+    meet(t);
+}
+
+static void join(void *argument)
+{
+    struct team *t = argument;
+    team = t;
+    team_thread = openmp_thread();
+    /* all write the same, which may be fewer than were asked for */
+    __atomic_store_n(&t->num_threads, openmp_num_threads(), __ATOMIC_RELAXED);
+    t->body(t->argument);
+    team = NULL;
+}
+
+void bx_together(void (*body)(void *), void *context, int num_threads)
+{
+    if (num_threads <= 1 || openmp_parallel == NULL || team != NULL) {
+        body(context);
+        return;
+    }
+    struct team t = {.body = body, .argument = context, .num_threads = num_threads};
+    openmp_parallel(join, &t, (unsigned)num_threads, 0);
+}
+
 struct call {
     bx_task task;
     void *context;
@@ -91,6 +161,10 @@ static void enter(void *argument)
 
 void bx_parallel(bx_task task, void *context, int num_threads)
 {
+    if (team != NULL) {
+        share_out(team, task, context, num_threads);
+        return;
+    }
     if (num_threads <= 1 || openmp_parallel == NULL) {
         task(context, 0, 1);
         return;

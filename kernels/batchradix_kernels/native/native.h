@@ -24,4 +24,9 @@ int bx_level(void);
 typedef void (*bx_task)(void *context, int thread, int num_threads);
 void bx_parallel(bx_task task, void *context, int num_threads);
 
+/* Calls body(context) on each of num_threads threads, which stay together: a bx_parallel inside of
+ * it is reached by all of them, in the same order, and shares its task out among them. So many
+ * operations in a row wake threads once. */
+void bx_together(void (*body)(void *context), void *context, int num_threads);
+
 #endif

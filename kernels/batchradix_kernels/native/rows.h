@@ -92,6 +92,25 @@ BX_INLINE float bx_quantise_row(int8_t *restrict out, const float *restrict row,
     return peak / 127.0f;
 }
 
+/* To about 2 units in the last place; infinite from 88 on. NaN gives NaN. */
+BX_INLINE float bx_exponential(float power)
+{
+    float x = power < -87.0f ? -87.0f : power;
+    x = x > 88.0f ? 88.0f : x;
+    float shifted = x * 1.44269504f + BX_ROUND;
+    float n = shifted - BX_ROUND;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    p = bx_float(bx_bits(p) + ((bx_bits(shifted) - bx_bits(BX_ROUND)) << 23));
+    return power > 88.0f ? INFINITY : p;
+}
+
 /* Float32 scratch on the stack for one row. */
 #define BX_SCRATCH(name, width) float name[width] __attribute__((aligned(64)))
 

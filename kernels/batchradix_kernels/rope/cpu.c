@@ -1,3 +1,4 @@
+#include "operations.h"
 #include "rows.h"
 
 struct rope {

@@ -1,3 +1,4 @@
+#include "operations.h"
 #include "rows.h"
 
 struct swiglu {
@@ -7,25 +8,6 @@ struct swiglu {
     int64_t num_rows, width;
     int kind, out_kind;
 };
-
-/* To about 2 units in the last place; infinite from 88 on. NaN gives NaN. */
-BX_INLINE float exponential(float power)
-{
-    float x = power < -87.0f ? -87.0f : power;
-    x = x > 88.0f ? 88.0f : x;
-    float shifted = x * 1.44269504f + BX_ROUND;
-    float n = shifted - BX_ROUND;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    p = bx_float(bx_bits(p) + ((bx_bits(shifted) - bx_bits(BX_ROUND)) << 23));
-    return power > 88.0f ? INFINITY : p;
-}
 
 BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kind, int out_kind)
 {
@@ -37,7 +19,7 @@ BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kin
         char *restrict out = (char *)c->out + r * width * (out_kind == BX_INT8 ? 1 : bytes);
         for (int64_t i = 0; i < width; i++) {
             float value = bx_load(gates, i, kind);
-            value = value / (1.0f + exponential(-value)) * bx_load(ups, i, kind);
+            value = value / (1.0f + bx_exponential(-value)) * bx_load(ups, i, kind);
             if (out_kind == BX_INT8)
                 row[i] = value;
             else

@@ -1,0 +1,48 @@
+"""The first half of a gated feed-forward (SwiGLU, Shazeer 2020): one layer and its gates."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from batchradix.engine.layers.linear import Bf16Linear, Linear, Rows
+from batchradix_kernels.quantise_rows import quantise_rows
+from batchradix_kernels.swiglu import swiglu, swiglu_int8
+
+
+class GatedLinear(Protocol):
+    """``x`` [T, D], in 8 bits where ``is_quantised``, to [T, F], in 8 bits where asked for."""
+
+    @property
+    def is_quantised(self) -> bool: ...
+
+    def __call__(self, x: Rows, *, to_int8: bool) -> Rows: ...
+
+
+class TwoSteps:
+    """``linear`` gives gates and then what they gate, [T, 2 · F]."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.linear = linear
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.linear.is_quantised
+
+    def __call__(self, x: Rows, *, to_int8: bool) -> Rows:
+        gate_up = self.linear(x)
+        return swiglu_int8(gate_up) if to_int8 else swiglu(gate_up)
+
+
+class Bf16Gated:
+    """Both in one kernel; gates are not rounded before they are applied."""
+
+    is_quantised = False
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.linear = Bf16Linear(weight, bias, gated=True)
+
+    def __call__(self, x: Rows, *, to_int8: bool) -> Rows:
+        out = self.linear(x)
+        return quantise_rows(out) if to_int8 else out
