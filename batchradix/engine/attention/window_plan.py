@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from batchradix.engine.step import Step, i64_table
 from batchradix.types import I64
-from batchradix_kernels.tree_attention.cpu import BLOCK
+from batchradix_kernels.tree_attention.cpu import WINDOW
 
-WINDOW = BLOCK  # positions
 Part = tuple[int, int]  # slot_start, num_slots
 
 

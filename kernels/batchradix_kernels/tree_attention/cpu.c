@@ -13,6 +13,7 @@ struct kernel {
     attend_function attend;
     void (*narrow)(const float *from, float factor, uint16_t *to, int count);
     int takes_bfloat16; /* its queries */
+    int limited_slots;  /* that it takes at most with limits */
     void (*begin)(void), (*end)(void);
 };
 
@@ -22,20 +23,21 @@ static struct kernel choose_kernel(int dtype)
 #if defined(__x86_64__)
 #ifdef HAS_BF16_KERNELS
     if (narrow_pool && level >= BX_AMX)
-        return (struct kernel){bx_attend_amx, bx_narrow_avx512, 1, bx_amx_begin, bx_amx_end};
+        return (struct kernel){bx_attend_amx, bx_narrow_avx512, 1, WINDOW, NULL,
+                               bx_amx_end};
     if (narrow_pool && level >= BX_AVX512_BF16)
-        return (struct kernel){bx_attend_avx512_bf16, bx_narrow_avx512, 1, NULL, NULL};
+        return (struct kernel){bx_attend_avx512_bf16, bx_narrow_avx512, 1, BLOCK, NULL, NULL};
 #endif
     if (level >= BX_AVX512)
         return (struct kernel){narrow_pool ? bx_attend_widened_avx512 : bx_attend_f32_avx512,
-                               bx_narrow_avx512, 0, NULL, NULL};
+                               bx_narrow_avx512, 0, BLOCK, NULL, NULL};
     if (level >= BX_AVX2)
         return (struct kernel){narrow_pool ? bx_attend_widened_avx2 : bx_attend_f32_avx2, bx_narrow_avx2,
-                               0, NULL, NULL};
+                               0, BLOCK, NULL, NULL};
 #endif
     (void)level;
     return (struct kernel){narrow_pool ? bx_attend_widened_plain : bx_attend_f32_plain, bx_narrow_plain,
-                           0, NULL, NULL};
+                           0, BLOCK, NULL, NULL};
 }
 
 static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK; }
@@ -58,7 +60,7 @@ static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_
     scratch->peak = TAKE(float *, rows);
     scratch->limits = TAKE(int *, rows);
     scratch->spare = TAKE(void *, 2 * BLOCK * dim);
-    scratch->window = TAKE(void *, 2 * BLOCK * dim);
+    scratch->window = TAKE(void *, 2 * WINDOW * dim);
 #undef TAKE
     return used;
 }
@@ -195,9 +197,9 @@ static void attend_causal(const struct call *call, struct blocks block, struct r
     }
 }
 
-/* The queries [first, end) of the item whose rows are `rows`, over one block of a causal piece;
- * query t sees the slots of the block below t + seen. */
-static void attend_causal_block(const struct call *call, const struct item *item,
+/* The queries [first, end) of the item whose rows are `rows`, over as many slots of a causal piece
+ * as the kernel takes with limits; query t sees the slots of these below t + seen. */
+static void attend_limited(const struct call *call, const struct item *item,
                                 const struct rows *rows, const struct blocks *block, int64_t seen,
                                 int *limits, int first, int end)
 {
@@ -218,6 +220,24 @@ static void attend_causal_block(const struct call *call, const struct item *item
         int count = (end - first) * group;
         struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
         call->kernel.attend(block, &some);
+    }
+}
+
+/* The same over any number of blocks of a causal piece. */
+static void attend_causal_blocks(const struct call *call, const struct item *item,
+                                 const struct rows *rows, const struct blocks *blocks,
+                                 int64_t seen, int *limits, int first, int end)
+{
+    int step = call->kernel.limited_slots, element = call->plan->dtype == FLOAT32 ? 4 : 2;
+    for (int slot = 0; slot < blocks->high; slot += step) {
+        int low = blocks->low - slot, high = blocks->high - slot;
+        struct blocks some = {
+            .keys = (const char *)blocks->keys + (int64_t)slot * rows->dim * element,
+            .values = (const char *)blocks->values + (int64_t)slot * rows->dim * element,
+            .low = low > 0 ? low : 0,
+            .high = high < step ? high : step,
+        };
+        attend_limited(call, item, rows, &some, seen - slot, limits, first, end);
     }
 }
 
@@ -266,11 +286,8 @@ static void attend_piece(const struct call *call, const struct item *item, const
         call->kernel.attend(&blocks, &some);
         return;
     }
-    for (int i = 0; i * BLOCK < blocks.high; i++) {
-        struct blocks block = one_of(&blocks, i, BLOCK * rows->dim * element);
-        int64_t seen = piece->slot_start + piece->limit - piece->query_start - (start + i * BLOCK);
-        attend_causal_block(call, item, rows, &block, seen, limits, first, end);
-    }
+    int64_t seen = piece->slot_start + piece->limit - piece->query_start - start;
+    attend_causal_blocks(call, item, rows, &blocks, seen, limits, first, end);
 }
 
 /* Copies keys and values of `count` slots to places of a block of their own. */
@@ -302,7 +319,7 @@ static void copy_slots(const struct blocks *from, int64_t slot, void *to_keys, v
     }
 }
 
-/* The next up to 32 slots of a piece's parts: in the pool where they are a block of it, else put
+/* The next up to `WINDOW` slots of a piece's parts: in the pool where they are blocks of it, else put
  * together in scratch. `part` and `used` say how far the parts are read. */
 static struct blocks next_window(const struct call *call, const struct item *item,
                                  struct scratch *scratch, const struct part **part, int *used,
@@ -318,7 +335,7 @@ static struct blocks next_window(const struct call *call, const struct item *ite
                                .values = (const char *)call->layer->values + (head + slot) * bytes,
                                .high = count};
     }
-    char *values = (char *)scratch->window + BLOCK * bytes;
+    char *values = (char *)scratch->window + WINDOW * bytes;
     struct blocks all = {.keys = (const char *)call->layer->keys + head * bytes,
                          .values = (const char *)call->layer->values + head * bytes};
     for (int place = 0; place < count;) {
@@ -348,11 +365,11 @@ static void attend_windows(const struct call *call, const struct item *item,
     int num_slots = seen_slots(piece, end);
     int is_run = part->slot_start % BLOCK == 0 && num_slots <= part->num_slots && !piece->causal;
     for (int start = 0; start < num_slots;) {
-        int count = is_run || num_slots - start < BLOCK ? num_slots - start : BLOCK;
+        int count = is_run || num_slots - start < WINDOW ? num_slots - start : WINDOW;
         struct blocks blocks = next_window(call, item, scratch, &part, &used, count, rows->dim);
         if (piece->causal) {
             int64_t seen = (int64_t)piece->limit - piece->query_start - start;
-            attend_causal_block(call, item, rows, &blocks, seen, scratch->limits, first, end);
+            attend_causal_blocks(call, item, rows, &blocks, seen, scratch->limits, first, end);
         } else {
             struct rows some = part_of(rows, (first - item->query_start) * group,
                                        (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);

@@ -17,6 +17,7 @@
 #include "native.h"
 
 #define BLOCK 32 /* slots that are attended to at a time, aligned in the pool */
+#define WINDOW 128 /* slots whose weights some kernels find together; positions, where cut by them */
 #define LANES 16 /* partial sums a row keeps */
 #define TILE 16  /* rows that AMX multiplies at a time; scratch has room for as many to spare */
 #define MAX_DIM 256
@@ -45,7 +46,8 @@ static inline struct blocks one_of(const struct blocks *blocks, int index, int b
 
 /* Consecutive rows and the state of their online softmax: the largest score so far, `sum` of
  * weights relative to it and `out`, the weighted sum of values. `limits`, where not NULL, is the
- * high of each row, in (low, high]; there is one block then, and its values are finite. */
+ * high of each row, in (low, high], none below that of the row before; there is one block then,
+ * or for kernels that take one a window, and its values are finite. */
 struct rows {
     int count, dim;
     float scale;      /* of the scores, for powers of two */

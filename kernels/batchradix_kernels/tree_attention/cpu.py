@@ -32,6 +32,7 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 BLOCK = 32  # as in cpu.h
+WINDOW = 128  # as in cpu.h: positions at whose multiples `plan_windows` cuts
 MAX_HEAD_DIM = 256  # as in cpu.h
 ITEMS_PER_THREAD = 3  # so that a thread that is held up has others take its items
 MAX_ITEM_ELEMENTS = 1 << 15  # rows · E of an item: its state stays in the second-level cache
@@ -215,7 +216,8 @@ class CpuTreeAttention:
         """A plan whose partial sums are cut at absolute positions, whatever the pieces are.
 
         ``runs``: int64[n, 6] of (first_part, end_part, query_start, query_end, num_positions,
-        limit), those of a query in order of position, each from a multiple of 32 positions on;
+        limit), those of a query in order of position, each from a multiple of `WINDOW`
+        positions on;
         query ``query_start + i`` sees the first ``limit + i`` positions of the slots that the
         parts, int64[m, 2] of (slot_start, num_slots), make up one after the other.
         """

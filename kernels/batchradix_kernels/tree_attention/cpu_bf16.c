@@ -5,13 +5,13 @@
 #include "cpu.h"
 
 #ifdef HAS_BF16_KERNELS
-#include <immintrin.h>
+#include "tiles.h"
 
 #define AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,prefer-vector-width=512"
 #define TARGET __attribute__((target(AVX512)))
-#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16," AVX512)))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define ROWS 6
+#define MOST_BLOCKS (WINDOW / BLOCK) /* whose weights are found together */
 
 /* 2 ** x for x <= 0, relative error 3e-06, which is far below bfloat16's 4e-3; one at zero,
  * zero far below it, NaN for NaN. */
@@ -34,21 +34,22 @@ INLINE __mmask16 slots_between(int low, int high)
     return high > low ? (__mmask16)((1u << high) - (1u << low)) : 0;
 }
 
-/* Turns the scores of one row into bfloat16 weights, and the row's state to their scale. */
-INLINE void weigh(const float *scores, uint16_t *weights, int low, int high, float scale,
-                  float *peak, float *sum, float *out, int dim)
+/* Turns the scores of one row over `count` blocks into bfloat16 weights, and the row's state to
+ * their scale. Slots [low, high) count. */
+INLINE void weigh(const int count, const float *scores, uint16_t *weights, int low, int high,
+                  float scale, float *peak, float *sum, float *out, int dim)
 {
-    __m512 s0 = _mm512_load_ps(scores), s1 = _mm512_load_ps(scores + 16);
-    __mmask16 seen0 = 0xffff, seen1 = 0xffff;
-    __m512 most;
-    if (low > 0 || high < BLOCK) {
-        seen0 = slots_between(low, high);
-        seen1 = slots_between(low - 16, high - 16);
-        __m512 none = _mm512_set1_ps(-INFINITY);
-        most = _mm512_max_ps(_mm512_mask_mov_ps(none, seen0, s0),
-                             _mm512_mask_mov_ps(none, seen1, s1));
+    const __m512 none = _mm512_set1_ps(-INFINITY), factor = _mm512_set1_ps(scale);
+    const int is_partly = low > 0 || high < count * BLOCK;
+    __m512 s[2 * MOST_BLOCKS], most = none;
+    for (int i = 0; i < 2 * count; i++)
+        s[i] = _mm512_load_ps(scores + 16 * i);
+    if (is_partly) {
+        for (int i = 0; i < 2 * count; i++)
+            most = _mm512_mask_max_ps(most, slots_between(low - 16 * i, high - 16 * i), most, s[i]);
     } else {
-        most = _mm512_max_ps(s0, s1);
+        for (int i = 0; i < 2 * count; i++)
+            most = _mm512_max_ps(most, s[i]);
     }
     if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(*peak), _CMP_GT_OQ)) {
         float largest = _mm512_reduce_max_ps(most);
@@ -59,13 +60,18 @@ INLINE void weigh(const float *scores, uint16_t *weights, int low, int high, flo
             _mm512_storeu_ps(out + e, _mm512_mul_ps(_mm512_loadu_ps(out + e), fade));
         *peak = largest;
     }
-    __m512 shift = _mm512_set1_ps(*peak), factor = _mm512_set1_ps(scale);
-    __m512 w0 = fast_exp2(_mm512_mul_ps(_mm512_sub_ps(s0, shift), factor));
-    __m512 w1 = fast_exp2(_mm512_mul_ps(_mm512_sub_ps(s1, shift), factor));
-    w0 = _mm512_maskz_mov_ps(seen0, w0);
-    w1 = _mm512_maskz_mov_ps(seen1, w1);
-    _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_loadu_ps(sum), _mm512_add_ps(w0, w1)));
-    _mm512_store_si512(weights, (__m512i)_mm512_cvtne2ps_pbh(w1, w0));
+    __m512 shift = _mm512_set1_ps(*peak), total = _mm512_loadu_ps(sum);
+    for (int i = 0; i < 2 * count; i += 2) {
+        __m512 w0 = fast_exp2(_mm512_mul_ps(_mm512_sub_ps(s[i], shift), factor));
+        __m512 w1 = fast_exp2(_mm512_mul_ps(_mm512_sub_ps(s[i + 1], shift), factor));
+        if (is_partly) {
+            w0 = _mm512_maskz_mov_ps(slots_between(low - 16 * i, high - 16 * i), w0);
+            w1 = _mm512_maskz_mov_ps(slots_between(low - 16 * i - 16, high - 16 * i - 16), w1);
+        }
+        total = _mm512_add_ps(total, _mm512_add_ps(w0, w1));
+        _mm512_store_si512(weights + 16 * i, (__m512i)_mm512_cvtne2ps_pbh(w1, w0));
+    }
+    _mm512_storeu_ps(sum, total);
 }
 
 /* ---- by pairs ---- */
@@ -129,7 +135,7 @@ INLINE void attend(const int count, const struct blocks *block, const struct row
     multiply_keys(count, block, (const uint16_t *)rows->q + first * dim, dim, scores);
     for (int r = 0; r < count; r++) {
         int high = rows->limits ? rows->limits[first + r] : block->high;
-        weigh(scores[r], weights[r], block->low, high, rows->scale, rows->peak + first + r,
+        weigh(1, scores[r], weights[r], block->low, high, rows->scale, rows->peak + first + r,
               rows->sum + (first + r) * LANES, out + r * dim, dim);
     }
     int begin = block->low / 2, end = (block->high + 1) / 2;
@@ -180,188 +186,217 @@ TARGET void bx_attend_avx512_bf16(const struct blocks *blocks, const struct rows
 
 /* ---- by tiles ---- */
 
-/* All tiles are 16 rows of 64 bytes. */
-static const struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config = {
-    .palette = 1,
-    .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
-    .rows = {16, 16, 16, 16, 16, 16, 16, 16},
-};
-
 /* Some compilers do not know that loading a tile reads memory. */
 #define STORED_BEFORE_LOADED() __asm__ volatile("" ::: "memory")
 
-AMX_TARGET void bx_amx_begin(void) { _tile_loadconfig(&tile_config); }
+void bx_amx_begin(void) {}
 
-AMX_TARGET void bx_amx_end(void) { _tile_release(); }
+BX_TARGET_AMX void bx_amx_end(void) { _tile_release(); }
 
-#define AMX_INLINE static inline __attribute__((always_inline)) AMX_TARGET
+#define AMX_INLINE static inline __attribute__((always_inline)) BX_TARGET_AMX
 
-/* Up to two tiles of rows over one block, which share the loads of keys and values. */
+/* Up to two tiles of rows, which share the loads of keys and values, over one window. */
 #define UNIT (2 * TILE)
 
-/* Scores of 16 or 32 rows, [rows][BLOCK]; reads that many rows of q whatever is in them. */
-AMX_INLINE void multiply_keys_by_tiles(const int two, const void *keys, const uint16_t *q, int dim,
-                                       float (*scores)[BLOCK])
+struct unit {
+    int window, first, count; /* the rows [first, first + count) */
+    int low, high, num_blocks; /* slots of the window that some of the rows see */
+};
+
+struct window {
+    const uint16_t *keys;
+    const uint16_t *values[MOST_BLOCKS];
+};
+
+static inline struct unit make_unit(int window, int first, const struct blocks *blocks,
+                                    const struct rows *rows)
 {
-    const uint16_t *keys0 = keys, *keys1 = keys0 + 16 * dim;
-    STORED_BEFORE_LOADED();
-    _tile_zero(0);
-    _tile_zero(1);
-    if (two) {
+    int rest = rows->count - first, low = blocks->low - window * WINDOW;
+    struct unit unit = {window, first, rest < UNIT ? rest : UNIT, low > 0 ? low : 0, 0, 0};
+    int high = rows->limits ? rows->limits[first + unit.count - 1] : blocks->high;
+    high -= window * WINDOW;
+    unit.high = high < WINDOW ? high : WINDOW;
+    unit.num_blocks = (unit.high + BLOCK - 1) / BLOCK;
+    return unit;
+}
+
+/* The next rows of the window, or the first of the next; its `high` is not positive at the end. */
+static inline struct unit next_unit(const struct unit *at, const struct blocks *blocks,
+                                    const struct rows *rows)
+{
+    if (at->first + UNIT < rows->count)
+        return make_unit(at->window, at->first + UNIT, blocks, rows);
+    return make_unit(at->window + 1, 0, blocks, rows);
+}
+
+/* Step `step` of the scores [rows][WINDOW] of a unit: 32 elements of the keys of a block. */
+AMX_INLINE void score_step(const struct unit *at, const uint16_t *keys, const uint16_t *q, int dim,
+                           int step, float (*scores)[WINDOW])
+{
+    int steps = dim / 32, block = step / steps, e = step % steps * 32;
+    const uint16_t *keys0 = keys + (int64_t)block * BLOCK * dim, *keys1 = keys0 + 16 * dim;
+    float *to = scores[0] + block * BLOCK;
+    int two = at->count > TILE;
+    if (e == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int e = 0; e < dim; e += 32) {
-        _tile_loadd(4, q + e, dim * 2);
-        _tile_loadd(6, keys0 + e * 16, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, keys1 + e * 16, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_loadd(5, q + TILE * dim + e, dim * 2);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, scores[0], BLOCK * 4);
-    _tile_stored(1, scores[0] + 16, BLOCK * 4);
+    _tile_loadd(4, q + e, dim * 2);
+    _tile_loadd(6, keys0 + e * 16, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, keys1 + e * 16, 64);
+    _tile_dpbf16ps(1, 4, 7);
     if (two) {
-        _tile_stored(2, scores[TILE], BLOCK * 4);
-        _tile_stored(3, scores[TILE] + 16, BLOCK * 4);
+        _tile_loadd(5, q + TILE * dim + e, dim * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    if (e + 32 == dim) {
+        _tile_stored(0, to, WINDOW * 4);
+        _tile_stored(1, to + 16, WINDOW * 4);
+        if (two) {
+            _tile_stored(2, to + TILE * WINDOW, WINDOW * 4);
+            _tile_stored(3, to + TILE * WINDOW + 16, WINDOW * 4);
+        }
     }
 }
 
-/* Adds weights times values to `out0` and, of the second tile, to `out1`. */
-AMX_INLINE void multiply_values_by_tiles(const int two, const uint16_t *values,
-                                         uint16_t (*weights)[BLOCK], float *out0, float *out1,
-                                         int dim)
+/* Adds weights times values to the rows' `out`. */
+AMX_INLINE void add_values(const struct unit *at, const struct window *window,
+                           uint16_t (*weights)[WINDOW], float *out, int dim)
 {
+    int two = at->count > TILE, first = at->low / BLOCK;
     STORED_BEFORE_LOADED();
-    _tile_loadd(4, weights[0], BLOCK * 2);
-    if (two)
-        _tile_loadd(5, weights[TILE], BLOCK * 2);
     for (int e = 0; e < dim; e += 32) {
-        _tile_loadd(6, values + 2 * e, dim * 4);
-        _tile_loadd(0, out0 + e, dim * 4);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, values + 2 * e + 32, dim * 4);
-        _tile_loadd(1, out0 + e + 16, dim * 4);
-        _tile_dpbf16ps(1, 4, 7);
+        float *lower = out + TILE * dim + e;
+        _tile_loadd(0, out + e, dim * 4);
+        _tile_loadd(1, out + e + 16, dim * 4);
         if (two) {
-            _tile_loadd(2, out1 + e, dim * 4);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_loadd(3, out1 + e + 16, dim * 4);
-            _tile_dpbf16ps(3, 5, 7);
+            _tile_loadd(2, lower, dim * 4);
+            _tile_loadd(3, lower + 16, dim * 4);
         }
-        _tile_stored(0, out0 + e, dim * 4);
-        _tile_stored(1, out0 + e + 16, dim * 4);
+        for (int block = first; block < at->num_blocks; block++) {
+            const uint16_t *values = window->values[block] + 2 * e;
+            _tile_loadd(4, weights[0] + block * BLOCK, WINDOW * 2);
+            _tile_loadd(6, values, dim * 4);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, values + 32, dim * 4);
+            _tile_dpbf16ps(1, 4, 7);
+            if (two) {
+                _tile_loadd(5, weights[TILE] + block * BLOCK, WINDOW * 2);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, out + e, dim * 4);
+        _tile_stored(1, out + e + 16, dim * 4);
         if (two) {
-            _tile_stored(2, out1 + e, dim * 4);
-            _tile_stored(3, out1 + e + 16, dim * 4);
+            _tile_stored(2, lower, dim * 4);
+            _tile_stored(3, lower + 16, dim * 4);
         }
     }
 }
 
-/* The values of a block with zeros for the slots outside of it. */
-static TARGET const uint16_t *clean_values(const struct blocks *block, uint16_t *to, int dim)
+/* The values of a block with zeros for the slots outside of [low, high). */
+static TARGET const uint16_t *clean_values(const uint16_t *values, int low, int high, uint16_t *to,
+                                           int dim)
 {
     for (int pair = 0; pair < BLOCK / 2; pair++) {
-        uint32_t kept = (2 * pair >= block->low && 2 * pair < block->high ? 0xffffu : 0) |
-                        (2 * pair + 1 >= block->low && 2 * pair + 1 < block->high ? ~0xffffu : 0);
-        half_pair((const uint16_t *)block->values + pair * 2 * dim, kept, to + pair * 2 * dim, dim);
+        uint32_t kept = (2 * pair >= low && 2 * pair < high ? 0xffffu : 0) |
+                        (2 * pair + 1 >= low && 2 * pair + 1 < high ? ~0xffffu : 0);
+        half_pair(values + pair * 2 * dim, kept, to + pair * 2 * dim, dim);
     }
     return to;
 }
 
-/* One unit of rows over one block: its place in the walk over all blocks and units. */
-struct place {
-    int index, first, count;
-};
-
-static inline struct place next_place(struct place at, const struct rows *rows)
+/* Keys and values of a window, those of its first and last block cleaned into `spare`. */
+static TARGET struct window open_window(int index, const struct blocks *blocks,
+                                        const struct rows *rows)
 {
-    at.first += UNIT;
-    if (at.first >= rows->count) {
-        at.first = 0;
-        at.index++;
-    }
-    at.count = rows->count - at.first < UNIT ? rows->count - at.first : UNIT;
-    return at;
-}
-
-static AMX_TARGET void score_unit(struct place at, const struct blocks *blocks,
-                                  const struct rows *rows, float (*scores)[BLOCK])
-{
-    struct blocks block = one_of(blocks, at.index, BLOCK * rows->dim * 2);
-    const uint16_t *q = (const uint16_t *)rows->q + at.first * rows->dim;
-    if (at.count > TILE)
-        multiply_keys_by_tiles(1, block.keys, q, rows->dim, scores);
-    else
-        multiply_keys_by_tiles(0, block.keys, q, rows->dim, scores);
-}
-
-static AMX_TARGET void finish_unit(struct place at, const struct blocks *block,
-                                   const struct rows *rows, float (*scores)[BLOCK],
-                                   const uint16_t *values)
-{
-    uint16_t weights[UNIT][BLOCK] __attribute__((aligned(64)));
-    float few[TILE * MAX_DIM] __attribute__((aligned(64)));
-    int dim = rows->dim, last = (at.count - 1) / TILE * TILE, rest = at.count - last;
-    float *out = rows->out + at.first * dim;
-    for (int r = 0; r < at.count; r++) {
-        int row = at.first + r, high = rows->limits ? rows->limits[row] : block->high;
-        weigh(scores[r], weights[r], block->low, high, rows->scale, rows->peak + row,
-              rows->sum + row * LANES, out + r * dim, dim);
-    }
-    /* the rows behind a tile that is not full belong to others */
-    float *tail = rest == TILE ? out + last * dim : few;
-    if (rest < TILE)
-        memcpy(few, out + last * dim, sizeof(float) * rest * dim);
-    if (last)
-        multiply_values_by_tiles(1, values, weights, out, tail, dim);
-    else
-        multiply_values_by_tiles(0, values, weights, tail, NULL, dim);
-    if (rest < TILE)
-        memcpy(out + last * dim, few, sizeof(float) * rest * dim);
-}
-
-/* Asks for keys and values `ahead` bytes behind those of the block. */
-static inline void prefetch_block(const struct blocks *block, int ahead, int bytes)
-{
-    for (int i = ahead; i < ahead + bytes; i += 64) {
-        __builtin_prefetch((const char *)block->keys + i);
-        __builtin_prefetch((const char *)block->values + i);
-    }
-}
-
-/* While a unit's scores become weights, the tiles already multiply those of the next. */
-AMX_TARGET void bx_attend_amx(const struct blocks *blocks, const struct rows *rows)
-{
-    float scores[2][UNIT][BLOCK] __attribute__((aligned(64)));
-    int dim = rows->dim, turn = 0, index = -1;
-    const uint16_t *values = NULL;
-    struct blocks block = {0};
-    struct place at = next_place((struct place){-1, rows->count, 0}, rows);
-    score_unit(at, blocks, rows, scores[turn]);
-    while (at.index * BLOCK < blocks->high) {
-        struct place next = next_place(at, rows);
-        if (next.index * BLOCK < blocks->high)
-            score_unit(next, blocks, rows, scores[!turn]);
-        if (at.index != index) {
-            index = at.index;
-            block = one_of(blocks, index, BLOCK * dim * 2);
-            if ((index + 2) * BLOCK < blocks->high)
-                prefetch_block(&block, 2 * BLOCK * dim * 2, BLOCK * dim * 2);
-            values = block.values;
-            if (block.low > 0 || block.high < BLOCK)
-                values = clean_values(&block, rows->spare, dim);
+    int dim = rows->dim, low = blocks->low - index * WINDOW, high = blocks->high - index * WINDOW;
+    int64_t at = (int64_t)index * WINDOW * dim;
+    struct window window = {.keys = (const uint16_t *)blocks->keys + at};
+    uint16_t *spare = rows->spare;
+    for (int i = 0; i < MOST_BLOCKS && i * BLOCK < high; i++) {
+        const uint16_t *values = (const uint16_t *)blocks->values + at + i * BLOCK * dim;
+        if (low > i * BLOCK || high < (i + 1) * BLOCK) {
+            values = clean_values(values, low - i * BLOCK, high - i * BLOCK, spare, dim);
+            spare += BLOCK * dim;
         }
-        finish_unit(at, &block, rows, scores[turn], values);
+        window.values[i] = values;
+    }
+    return window;
+}
+
+/* Asks for the keys and values of the window after this one. */
+static inline void prefetch_window(int index, const struct blocks *blocks, int dim)
+{
+    int rest = blocks->high - (index + 1) * WINDOW;
+    int64_t at = (int64_t)(index + 1) * WINDOW * dim * 2;
+    int64_t bytes = (int64_t)(rest < WINDOW ? rest : WINDOW) * dim * 2;
+    for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch((const char *)blocks->keys + at + i);
+        __builtin_prefetch((const char *)blocks->values + at + i);
+    }
+}
+
+AMX_INLINE void weigh_unit_row(const struct unit *at, const struct rows *rows, int r,
+                               float (*scores)[WINDOW], uint16_t (*weights)[WINDOW])
+{
+    int row = at->first + r, high = at->high;
+    if (rows->limits) {
+        high = rows->limits[row] - at->window * WINDOW;
+        high = high < WINDOW ? high : WINDOW;
+    }
+    float *peak = rows->peak + row, *sum = rows->sum + row * LANES;
+    float *out = rows->out + row * rows->dim;
+#define WEIGH(count)                                                                              \
+    weigh(count, scores[r], weights[r], at->low, high, rows->scale, peak, sum, out, rows->dim)
+    switch (at->num_blocks) {
+    case 1: WEIGH(1); break;
+    case 2: WEIGH(2); break;
+#if MOST_BLOCKS > 2
+    case 3: WEIGH(3); break;
+    default: WEIGH(4); break;
+#endif
+    }
+#undef WEIGH
+}
+
+/* While scores become weights, row by row, the tiles multiply those of the next unit. */
+BX_TARGET_AMX void bx_attend_amx(const struct blocks *blocks, const struct rows *rows)
+{
+    float scores[2][UNIT][WINDOW] __attribute__((aligned(64)));
+    uint16_t weights[UNIT][WINDOW] __attribute__((aligned(64)));
+    int dim = rows->dim, turn = 0, scored = 0, configured = 0;
+    const uint16_t *q = rows->q;
+    struct window window = open_window(0, blocks, rows), ahead = window;
+    struct unit at = make_unit(0, 0, blocks, rows);
+    while (at.high > 0) {
+        int steps = at.num_blocks * dim / 32, step = 0;
+        if (at.count != configured)
+            bx_configure_tiles(configured = at.count);
+        STORED_BEFORE_LOADED();
+        for (; scored < steps; scored++)
+            score_step(&at, window.keys, q + at.first * dim, dim, scored, scores[turn]);
+        struct unit next = next_unit(&at, blocks, rows);
+        if (next.window != at.window && next.high > 0)
+            ahead.keys = window.keys + WINDOW * dim;
+        else if (at.first == 0)
+            prefetch_window(at.window, blocks, dim);
+        int next_steps = next.high > 0 && next.count == at.count ? next.num_blocks * dim / 32 : 0;
+        for (int r = 0; r < at.count; r++) {
+            weigh_unit_row(&at, rows, r, scores[turn], weights);
+            for (; step * at.count < next_steps * (r + 1); step++)
+                score_step(&next, ahead.keys, q + next.first * dim, dim, step, scores[!turn]);
+        }
+        add_values(&at, &window, weights, rows->out + at.first * dim, dim);
+        if (next.window != at.window && next.high > 0)
+            ahead = window = open_window(next.window, blocks, rows);
         at = next;
+        scored = next_steps;
         turn = !turn;
     }
 }

@@ -42,7 +42,7 @@ class TreeSteps:
 
     def add_node(self, above: list[int], depth: int) -> None:
         """A node with cached and new tokens, then what is below it."""
-        sizes = st.sampled_from([0, 1, 3, 31, 32, 33, 70])
+        sizes = st.sampled_from([0, 1, 3, 31, 33, 70, 127, 128, 129])
         cached, new = self.extents(self.draw(sizes)), self.extents(self.draw(sizes))
         first = len(self.seen)
         seen = above + [s for start, count in cached for s in range(start, start + count)]
@@ -113,15 +113,16 @@ def test_each_query_attends_to_its_slots_in_windows_of_its_own(data) -> None:
 
 
 def test_a_window_lies_in_one_piece_where_it_can() -> None:
-    """Two rows under a node of 70 tokens: its first 64 are attended to once for both."""
+    """Two rows under a node of 200 tokens: its first 128 are attended to once for both."""
     step = make_step(
-        positions=[71, 70],
-        slots=[201, 300],
-        context=[[100, 70, 0, 2], [200, 2, 0, 1], [300, 1, 1, 2]],
+        positions=[201, 200],
+        slots=[401, 500],
+        context=[[100, 200, 0, 2], [400, 2, 0, 1], [500, 1, 1, 2]],
     )
     plan = plan_windows(step)
-    assert plan.runs.tolist() == [[0, 1, 0, 2, 64, 64], [1, 3, 0, 1, 8, 8], [3, 5, 1, 2, 7, 7]]
-    assert plan.parts.tolist() == [[100, 64], [164, 6], [200, 2], [164, 6], [300, 1]]
+    whole, first, second = [0, 1, 0, 2, 128, 128], [1, 3, 0, 1, 74, 74], [3, 5, 1, 2, 73, 73]
+    assert plan.runs.tolist() == [whole, first, second]
+    assert plan.parts.tolist() == [[100, 128], [228, 72], [400, 2], [228, 72], [500, 1]]
 
 
 @pytest.fixture(params=[each for each in Level if each <= (level() or 0)], ids=lambda e: e.name)
