@@ -403,6 +403,17 @@ static void begin_rows(const struct call *call, const struct item *item, const s
     memset(rows->out, 0, sizeof(float) * rows->count * dim);
 }
 
+/* In pairs, which do not wait for each other. */
+static float sum_of(const float *lanes)
+{
+    float sums[LANES];
+    memcpy(sums, lanes, sizeof sums);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    return sums[0];
+}
+
 static void finish_rows(const struct call *call, const struct item *item, const struct rows *rows)
 {
     const struct plan *plan = call->plan;
@@ -411,9 +422,7 @@ static void finish_rows(const struct call *call, const struct item *item, const 
         int64_t token = item->query_start + r / group, head = item->head * group + r % group;
         int64_t place = token * plan->num_heads + head;
         const float *from = rows->out + r * rows->dim, *lanes = rows->sum + r * LANES;
-        float sum = 0;
-        for (int i = 0; i < LANES; i++)
-            sum += lanes[i];
+        float sum = sum_of(lanes);
         float factor = 1 / sum; /* a row that saw nothing becomes NaN */
         if (plan->dtype == FLOAT32) {
             float *to = (float *)call->layer->out + place * head_dim;

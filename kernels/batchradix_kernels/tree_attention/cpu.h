@@ -17,7 +17,7 @@
 #include "native.h"
 
 #define BLOCK 32 /* slots that are attended to at a time, aligned in the pool */
-#define WINDOW 128 /* slots whose weights some kernels find together; positions, where cut by them */
+#define WINDOW 64 /* slots whose weights some kernels find together; positions, where cut by them */
 #define LANES 16 /* partial sums a row keeps */
 #define TILE 16  /* rows that AMX multiplies at a time; scratch has room for as many to spare */
 #define MAX_DIM 256

@@ -3,7 +3,7 @@
 Each thread owns some query rows (a query token and one query head of a key head's group) and
 takes them through their pieces in order of position with an online softmax (Milakov and
 Gimelshein 2018), so nothing is merged between pieces or threads. The pieces are cut in blocks of
-32 slots that are aligned in the pool. A row's result depends on its own query and pieces alone,
+32 slots that are aligned in the pool, for AMX in windows of two of them. A row's result depends on its own query and pieces alone,
 not on which rows are computed beside it or by which thread.
 
 Numerics: float32 throughout for a float32 pool. For bfloat16 scores, softmax and sums are
@@ -32,7 +32,7 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 BLOCK = 32  # as in cpu.h
-WINDOW = 128  # as in cpu.h: positions at whose multiples `plan_windows` cuts
+WINDOW = 64  # as in cpu.h: positions at whose multiples `plan_windows` cuts
 MAX_HEAD_DIM = 256  # as in cpu.h
 ITEMS_PER_THREAD = 3  # so that a thread that is held up has others take its items
 MAX_ITEM_ELEMENTS = 1 << 15  # rows · E of an item: its state stays in the second-level cache

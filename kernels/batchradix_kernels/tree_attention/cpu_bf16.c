@@ -11,10 +11,11 @@
 #define TARGET __attribute__((target(AVX512)))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define ROWS 6
+#define SLACK 6.0f
 #define MOST_BLOCKS (WINDOW / BLOCK) /* whose weights are found together */
 
-/* 2 ** x for x <= 0, relative error 3e-06, which is far below bfloat16's 4e-3; one at zero,
- * zero far below it, NaN for NaN. */
+/* 2 ** x, relative error 3e-06, which is far below bfloat16's 4e-3; one at zero, zero far below it,
+ * NaN for NaN. */
 INLINE __m512 fast_exp2(__m512 x)
 {
     __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x) */
@@ -51,7 +52,8 @@ INLINE void weigh(const int count, const float *scores, uint16_t *weights, int l
         for (int i = 0; i < 2 * count; i++)
             most = _mm512_max_ps(most, s[i]);
     }
-    if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(*peak), _CMP_GT_OQ)) {
+    /* weights may be as large as 2 ** SLACK before all is put to another scale */
+    if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(*peak + SLACK / scale), _CMP_GT_OQ)) {
         float largest = _mm512_reduce_max_ps(most);
         largest = largest > *peak ? largest : *peak; /* a NaN may have hidden the others */
         __m512 fade = fast_exp2(_mm512_set1_ps((*peak - largest) * scale));
@@ -60,10 +62,10 @@ INLINE void weigh(const int count, const float *scores, uint16_t *weights, int l
             _mm512_storeu_ps(out + e, _mm512_mul_ps(_mm512_loadu_ps(out + e), fade));
         *peak = largest;
     }
-    __m512 shift = _mm512_set1_ps(*peak), total = _mm512_loadu_ps(sum);
+    __m512 shift = _mm512_set1_ps(*peak * scale), total = _mm512_loadu_ps(sum);
     for (int i = 0; i < 2 * count; i += 2) {
-        __m512 w0 = fast_exp2(_mm512_mul_ps(_mm512_sub_ps(s[i], shift), factor));
-        __m512 w1 = fast_exp2(_mm512_mul_ps(_mm512_sub_ps(s[i + 1], shift), factor));
+        __m512 w0 = fast_exp2(_mm512_fmsub_ps(s[i], factor, shift));
+        __m512 w1 = fast_exp2(_mm512_fmsub_ps(s[i + 1], factor, shift));
         if (is_partly) {
             w0 = _mm512_maskz_mov_ps(slots_between(low - 16 * i, high - 16 * i), w0);
             w1 = _mm512_maskz_mov_ps(slots_between(low - 16 * i - 16, high - 16 * i - 16), w1);

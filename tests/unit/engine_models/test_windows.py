@@ -42,7 +42,7 @@ class TreeSteps:
 
     def add_node(self, above: list[int], depth: int) -> None:
         """A node with cached and new tokens, then what is below it."""
-        sizes = st.sampled_from([0, 1, 3, 31, 33, 70, 127, 128, 129])
+        sizes = st.sampled_from([0, 1, 3, 31, 33, 63, 64, 65, 130])
         cached, new = self.extents(self.draw(sizes)), self.extents(self.draw(sizes))
         first = len(self.seen)
         seen = above + [s for start, count in cached for s in range(start, start + count)]
@@ -113,16 +113,18 @@ def test_each_query_attends_to_its_slots_in_windows_of_its_own(data) -> None:
 
 
 def test_a_window_lies_in_one_piece_where_it_can() -> None:
-    """Two rows under a node of 200 tokens: its first 128 are attended to once for both."""
+    """Two rows under a node of a window and 8 tokens: the window is attended to once for both."""
+    size = WINDOW + 8
     step = make_step(
-        positions=[201, 200],
+        positions=[size + 1, size],
         slots=[401, 500],
-        context=[[100, 200, 0, 2], [400, 2, 0, 1], [500, 1, 1, 2]],
+        context=[[100, size, 0, 2], [400, 2, 0, 1], [500, 1, 1, 2]],
     )
     plan = plan_windows(step)
-    whole, first, second = [0, 1, 0, 2, 128, 128], [1, 3, 0, 1, 74, 74], [3, 5, 1, 2, 73, 73]
+    whole, first, second = [0, 1, 0, 2, WINDOW, WINDOW], [1, 3, 0, 1, 10, 10], [3, 5, 1, 2, 9, 9]
     assert plan.runs.tolist() == [whole, first, second]
-    assert plan.parts.tolist() == [[100, 128], [228, 72], [400, 2], [228, 72], [500, 1]]
+    rest = [100 + WINDOW, 8]
+    assert plan.parts.tolist() == [[100, WINDOW], rest, [400, 2], rest, [500, 1]]
 
 
 @pytest.fixture(params=[each for each in Level if each <= (level() or 0)], ids=lambda e: e.name)
