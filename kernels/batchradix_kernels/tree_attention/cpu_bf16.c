@@ -12,7 +12,7 @@
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define ROWS 6
 #define SLACK 6.0f
-#define MOST_BLOCKS (WINDOW / BLOCK) /* whose weights are found together */
+#define MOST_BLOCKS 2 /* of a window, whose weights are found together */
 
 /* 2 ** x, relative error 3e-06, which is far below bfloat16's 4e-3; one at zero, zero far below it,
  * NaN for NaN. */
@@ -35,34 +35,41 @@ INLINE __mmask16 slots_between(int low, int high)
     return high > low ? (__mmask16)((1u << high) - (1u << low)) : 0;
 }
 
-/* Turns the scores of one row over `count` blocks into bfloat16 weights, and the row's state to
- * their scale. Slots [low, high) count. */
-INLINE void weigh(const int count, const float *scores, uint16_t *weights, int low, int high,
-                  float scale, float *peak, float *sum, float *out, int dim)
+/* One row's state: the largest score so far, the sum of weights and the weighted sum of values. */
+struct state {
+    float *peak, *sum, *out;
+};
+
+/* Puts a row's state to the scale of a larger score, at least `most`. */
+static TARGET void raise(struct state row, __m512 most, float scale, int dim)
 {
-    const __m512 none = _mm512_set1_ps(-INFINITY), factor = _mm512_set1_ps(scale);
-    const int is_partly = low > 0 || high < count * BLOCK;
-    __m512 s[2 * MOST_BLOCKS], most = none;
-    for (int i = 0; i < 2 * count; i++)
+    float largest = _mm512_reduce_max_ps(most);
+    largest = largest > *row.peak ? largest : *row.peak; /* a NaN may have hidden the others */
+    __m512 fade = fast_exp2(_mm512_set1_ps((*row.peak - largest) * scale));
+    _mm512_storeu_ps(row.sum, _mm512_mul_ps(_mm512_loadu_ps(row.sum), fade));
+    for (int e = 0; e < dim; e += 16)
+        _mm512_storeu_ps(row.out + e, _mm512_mul_ps(_mm512_loadu_ps(row.out + e), fade));
+    *row.peak = largest;
+}
+
+/* Turns the scores of one row over `count` blocks into bfloat16 weights, of which those of slots
+ * [low, high) count where it `is_partly` seen. Weights may be as large as 2 ** SLACK before all
+ * is put to another scale; `slack` is that as a score. */
+INLINE void weigh(const int count, const int is_partly, const float *scores, uint16_t *weights,
+                  int low, int high, float scale, float slack, struct state row, int dim)
+{
+    const __m512 factor = _mm512_set1_ps(scale);
+    __m512 s[2 * MOST_BLOCKS], most = _mm512_set1_ps(-INFINITY);
+    for (int i = 0; i < 2 * count; i++) {
         s[i] = _mm512_load_ps(scores + 16 * i);
-    if (is_partly) {
-        for (int i = 0; i < 2 * count; i++)
+        if (is_partly)
             most = _mm512_mask_max_ps(most, slots_between(low - 16 * i, high - 16 * i), most, s[i]);
-    } else {
-        for (int i = 0; i < 2 * count; i++)
+        else
             most = _mm512_max_ps(most, s[i]);
     }
-    /* weights may be as large as 2 ** SLACK before all is put to another scale */
-    if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(*peak + SLACK / scale), _CMP_GT_OQ)) {
-        float largest = _mm512_reduce_max_ps(most);
-        largest = largest > *peak ? largest : *peak; /* a NaN may have hidden the others */
-        __m512 fade = fast_exp2(_mm512_set1_ps((*peak - largest) * scale));
-        _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), fade));
-        for (int e = 0; e < dim; e += 16)
-            _mm512_storeu_ps(out + e, _mm512_mul_ps(_mm512_loadu_ps(out + e), fade));
-        *peak = largest;
-    }
-    __m512 shift = _mm512_set1_ps(*peak * scale), total = _mm512_loadu_ps(sum);
+    if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(*row.peak + slack), _CMP_GT_OQ))
+        raise(row, most, scale, dim);
+    __m512 shift = _mm512_set1_ps(*row.peak * scale), total = _mm512_loadu_ps(row.sum);
     for (int i = 0; i < 2 * count; i += 2) {
         __m512 w0 = fast_exp2(_mm512_fmsub_ps(s[i], factor, shift));
         __m512 w1 = fast_exp2(_mm512_fmsub_ps(s[i + 1], factor, shift));
@@ -73,7 +80,7 @@ INLINE void weigh(const int count, const float *scores, uint16_t *weights, int l
         total = _mm512_add_ps(total, _mm512_add_ps(w0, w1));
         _mm512_store_si512(weights + 16 * i, (__m512i)_mm512_cvtne2ps_pbh(w1, w0));
     }
-    _mm512_storeu_ps(sum, total);
+    _mm512_storeu_ps(row.sum, total);
 }
 
 /* ---- by pairs ---- */
@@ -133,12 +140,13 @@ INLINE void attend(const int count, const struct blocks *block, const struct row
     float scores[ROWS][BLOCK] __attribute__((aligned(64)));
     uint16_t weights[ROWS][BLOCK] __attribute__((aligned(64)));
     int dim = rows->dim, column = 0;
-    float *out = rows->out + first * dim;
+    float *out = rows->out + first * dim, slack = SLACK / rows->scale;
     multiply_keys(count, block, (const uint16_t *)rows->q + first * dim, dim, scores);
     for (int r = 0; r < count; r++) {
         int high = rows->limits ? rows->limits[first + r] : block->high;
-        weigh(1, scores[r], weights[r], block->low, high, rows->scale, rows->peak + first + r,
-              rows->sum + (first + r) * LANES, out + r * dim, dim);
+        struct state row = {rows->peak + first + r, rows->sum + (first + r) * LANES, out + r * dim};
+        weigh(1, block->low > 0 || high < BLOCK, scores[r], weights[r], block->low, high,
+              rows->scale, slack, row, dim);
     }
     int begin = block->low / 2, end = (block->high + 1) / 2;
     for (; column + 64 <= dim; column += 64)
@@ -196,6 +204,8 @@ void bx_amx_begin(void) {}
 BX_TARGET_AMX void bx_amx_end(void) { _tile_release(); }
 
 #define AMX_INLINE static inline __attribute__((always_inline)) BX_TARGET_AMX
+
+#define FEW 4 /* rows that become weights between two steps of the tiles */
 
 /* Up to two tiles of rows, which share the loads of keys and values, over one window. */
 #define UNIT (2 * TILE)
@@ -344,27 +354,31 @@ static inline void prefetch_window(int index, const struct blocks *blocks, int d
     }
 }
 
-AMX_INLINE void weigh_unit_row(const struct unit *at, const struct rows *rows, int r,
-                               float (*scores)[WINDOW], uint16_t (*weights)[WINDOW])
+/* The rows [begin, end) of a unit. */
+INLINE void weigh_some(const int count, const int is_partly, const struct unit *at,
+                       const struct rows *rows, int begin, int end, float (*scores)[WINDOW],
+                       uint16_t (*weights)[WINDOW])
 {
-    int row = at->first + r, high = at->high;
-    if (rows->limits) {
-        high = rows->limits[row] - at->window * WINDOW;
-        high = high < WINDOW ? high : WINDOW;
+    const float scale = rows->scale, slack = SLACK / scale;
+    const int dim = rows->dim, first = at->first;
+    for (int r = begin; r < end; r++) {
+        struct state row = {rows->peak + first + r, rows->sum + (first + r) * LANES,
+                            rows->out + (first + r) * dim};
+        int high = rows->limits ? rows->limits[first + r] - at->window * WINDOW : at->high;
+        weigh(count, is_partly, scores[r], weights[r], at->low, high, scale, slack, row, dim);
     }
-    float *peak = rows->peak + row, *sum = rows->sum + row * LANES;
-    float *out = rows->out + row * rows->dim;
-#define WEIGH(count)                                                                              \
-    weigh(count, scores[r], weights[r], at->low, high, rows->scale, peak, sum, out, rows->dim)
-    switch (at->num_blocks) {
-    case 1: WEIGH(1); break;
-    case 2: WEIGH(2); break;
-#if MOST_BLOCKS > 2
-    case 3: WEIGH(3); break;
-    default: WEIGH(4); break;
-#endif
-    }
-#undef WEIGH
+}
+
+static TARGET void weigh_rows(const struct unit *at, const struct rows *rows, int begin, int end,
+                              float (*scores)[WINDOW], uint16_t (*weights)[WINDOW])
+{
+    int is_partly = rows->limits || at->low > 0 || at->high < at->num_blocks * BLOCK;
+    if (at->num_blocks == 1)
+        weigh_some(1, 1, at, rows, begin, end, scores, weights);
+    else if (is_partly)
+        weigh_some(2, 1, at, rows, begin, end, scores, weights);
+    else
+        weigh_some(2, 0, at, rows, begin, end, scores, weights);
 }
 
 /* While scores become weights, row by row, the tiles multiply those of the next unit. */
@@ -389,9 +403,10 @@ BX_TARGET_AMX void bx_attend_amx(const struct blocks *blocks, const struct rows 
         else if (at.first == 0)
             prefetch_window(at.window, blocks, dim);
         int next_steps = next.high > 0 && next.count == at.count ? next.num_blocks * dim / 32 : 0;
-        for (int r = 0; r < at.count; r++) {
-            weigh_unit_row(&at, rows, r, scores[turn], weights);
-            for (; step * at.count < next_steps * (r + 1); step++)
+        for (int r = 0; r < at.count; r += FEW) {
+            int end = r + FEW < at.count ? r + FEW : at.count;
+            weigh_rows(&at, rows, r, end, scores[turn], weights);
+            for (; step * at.count < next_steps * end; step++)
                 score_step(&next, ahead.keys, q + next.first * dim, dim, step, scores[!turn]);
         }
         add_values(&at, &window, weights, rows->out + at.first * dim, dim);
