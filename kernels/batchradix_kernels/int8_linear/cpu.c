@@ -1,5 +1,5 @@
 #include "operations.h"
-#include "rows.h"
+#include "tiles.h"
 
 /* Columns of the weight stand in panels of 32: two blocks of 16 columns. A block is, for every
  * four inputs, its 16 columns with four bytes each: 64 bytes, a register of dot products, and 16
@@ -7,7 +7,7 @@
 enum { BLOCK = 16, PANEL = 32, GROUP = 4, TILE = 64, MOST_ROWS = 32 };
 
 /* Bytes of activations that are gone over again for every panel, so that they stay in cache. */
-#define CHUNK_BYTES (512 << 10)
+#define CHUNK_BYTES (1 << 20)
 
 struct int8_linear {
     const int8_t *x;
@@ -42,9 +42,6 @@ BX_INLINE void finish(const struct int8_linear *c, const int32_t *sums, int64_t 
 }
 
 /* One panel, from its first column on, for rows [first, last). */
-typedef void (*panel_function)(const struct int8_linear *, int64_t column, int64_t first,
-                               int64_t last);
-
 static void panel_plain(const struct int8_linear *c, int64_t column, int64_t first, int64_t last)
 {
     const int8_t *panel = c->packed + column / BLOCK * block_bytes(c);
@@ -219,107 +216,146 @@ TARGET_VNNI static void panel_vnni(const struct int8_linear *c, int64_t column, 
         rows_vnni(c, column, row, 1);
 }
 
-#if __GNUC__ >= 11 || (defined(__clang_major__) && __clang_major__ >= 12)
-#define HAS_AMX
-#define TARGET_AMX                                                                                \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,amx-tile,amx-int8,"                 \
-                          "prefer-vector-width=512")))
+#if defined(BX_HAS_AMX)
+/* Sums [rows, PANEL] of a panel, of which the rows before `next` are in the output. */
+struct sums {
+    int32_t values[MOST_ROWS * PANEL];
+    int64_t row, column;
+    int rows, next;
+} __attribute__((aligned(64)));
 
-/* Tiles: 0 to 3 sums (upper and lower rows, left and right columns), 4 and 5 the rows of x,
- * 6 and 7 the columns of the weight. */
-TARGET_AMX static void configure(int rows)
+/* Up to `count` more rows to the output. */
+BX_TARGET_AMX BX_INLINE void finish_some(const struct int8_linear *c, struct sums *s, int count)
 {
-    struct {
-        uint8_t palette, start;
-        uint8_t reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
-    int upper = rows < 16 ? rows : 16, lower = rows > 16 ? rows - 16 : 16;
-    const int counts[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
-    for (int tile = 0; tile < 8; tile++) {
-        config.bytes[tile] = 64;
-        config.rows[tile] = (uint8_t)counts[tile];
-    }
-    _tile_loadconfig(&config);
+    int rows = s->rows - s->next < count ? s->rows - s->next : count;
+    if (rows > 0)
+        finish_avx512(c, s->values + s->next * PANEL, s->row + s->next, rows, s->column);
+    s->next += rows;
 }
 
-TARGET_AMX static void panel_amx(const struct int8_linear *c, int64_t column, int64_t first,
-                                 int64_t last)
+/* Multiplies up to 32 rows by a panel while the `before` sums go to the output and, for every 64
+ * inputs, `lines` lines from `ahead` on into the second-level cache. */
+BX_TARGET_AMX BX_INLINE void rows_amx(const struct int8_linear *c, struct sums *s,
+                                      struct sums *before, const char *ahead, int lines,
+                                      const int two)
 {
-    const int8_t *left = c->packed + column / BLOCK * block_bytes(c);
+    const int8_t *left = c->packed + s->column / BLOCK * block_bytes(c);
     const int8_t *right = left + block_bytes(c);
-    int32_t sums[MOST_ROWS * PANEL] __attribute__((aligned(64)));
-    int configured = 0;
-    for (int64_t row = first; row < last; row += MOST_ROWS) {
-        int rows = last - row < MOST_ROWS ? (int)(last - row) : MOST_ROWS;
-        if (rows != configured)
-            configure(configured = rows);
-        const int8_t *x = c->x + row * c->in_size;
-        _tile_zero(0);
-        _tile_zero(1);
+    const int8_t *x = c->x + s->row * c->in_size;
+    int a_time = (int)((MOST_ROWS * TILE + c->in_size - 1) / c->in_size);
+    _tile_zero(0);
+    _tile_zero(1);
+    if (two) {
         _tile_zero(2);
         _tile_zero(3);
-        for (int64_t k = 0; k < c->in_size; k += TILE) {
-            _tile_loadd(6, left + k * BLOCK, 64);
-            _tile_loadd(4, x + k, c->in_size);
-            _tile_dpbssd(0, 4, 6);
-            _tile_loadd(7, right + k * BLOCK, 64);
-            _tile_dpbssd(1, 4, 7);
-            if (rows > 16) {
-                _tile_loadd(5, x + 16 * c->in_size + k, c->in_size);
-                _tile_dpbssd(2, 5, 6);
-                _tile_dpbssd(3, 5, 7);
-            }
-            if (row == first) /* the weight comes from memory the first time */
-                for (int line = 0; line < TILE * BLOCK; line += 64) {
-                    __builtin_prefetch(left + (k + 4 * TILE) * BLOCK + line);
-                    __builtin_prefetch(right + (k + 4 * TILE) * BLOCK + line);
-                }
-        }
-        const int stride = PANEL * sizeof sums[0];
-        _tile_stored(0, sums, stride);
-        _tile_stored(1, sums + BLOCK, stride);
-        if (rows > 16) {
-            _tile_stored(2, sums + 16 * PANEL, stride);
-            _tile_stored(3, sums + 16 * PANEL + BLOCK, stride);
-        }
-        finish_avx512(c, sums, row, rows, column);
     }
+    _tile_loadd(4, x, c->in_size);
+    _tile_loadd(6, left, 64);
+    _tile_loadd(7, right, 64);
+    if (two)
+        _tile_loadd(5, x + 16 * c->in_size, c->in_size);
+    for (int64_t k = 0; k < c->in_size; k += TILE) {
+        /* A tile is loaded anew right after its last product; the last ones for nothing. */
+        int64_t next = k + TILE < c->in_size ? k + TILE : k;
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        _tile_loadd(4, x + next, c->in_size);
+        if (two)
+            _tile_dpbssd(2, 5, 6);
+        _tile_loadd(6, left + next * BLOCK, 64);
+        if (two) {
+            _tile_dpbssd(3, 5, 7);
+            _tile_loadd(5, x + 16 * c->in_size + next, c->in_size);
+        }
+        _tile_loadd(7, right + next * BLOCK, 64);
+        for (int line = 0; line < lines; line++, ahead += 64)
+            __builtin_prefetch(ahead, 0, 2);
+        finish_some(c, before, a_time);
+    }
+    const int stride = PANEL * sizeof s->values[0];
+    _tile_stored(0, s->values, stride);
+    _tile_stored(1, s->values + BLOCK, stride);
+    if (two) {
+        _tile_stored(2, s->values + 16 * PANEL, stride);
+        _tile_stored(3, s->values + 16 * PANEL + BLOCK, stride);
+    }
+}
+
+BX_TARGET_AMX static void panels_amx(const struct int8_linear *c, int64_t begin, int64_t end,
+                                     int64_t first, int64_t last)
+{
+    struct sums sums[2];
+    int turn = 0, configured = 0;
+    sums[0].rows = sums[1].rows = sums[0].next = sums[1].next = 0;
+    /* A panel has half a line an input; the next one comes while this one is multiplied. */
+    int lines = (int)((TILE / 2 * MOST_ROWS + last - first - 1) / (last - first));
+    lines = lines < TILE / 2 ? lines : TILE / 2;
+    for (int64_t column = begin * PANEL; column < end * PANEL; column += PANEL)
+        for (int64_t row = first; row < last; row += MOST_ROWS) {
+            struct sums *s = &sums[turn], *before = &sums[!turn];
+            s->row = row;
+            s->column = column;
+            s->rows = last - row < MOST_ROWS ? (int)(last - row) : MOST_ROWS;
+            s->next = 0;
+            if (s->rows != configured)
+                bx_configure_tiles(configured = s->rows);
+            const char *ahead = (const char *)c->packed + (column + PANEL) / BLOCK * block_bytes(c);
+            ahead += (row - first) / MOST_ROWS * (c->in_size / TILE) * lines * 64;
+            if (s->rows > 16)
+                rows_amx(c, s, before, ahead, lines, 1);
+            else
+                rows_amx(c, s, before, ahead, lines, 0);
+            turn = !turn;
+        }
+    finish_some(c, &sums[!turn], MOST_ROWS);
     _tile_release();
 }
 #endif
-#endif
 
-static panel_function choose(int64_t in_size)
+/* Panels [begin, end) for rows [first, last). */
+typedef void (*panels_function)(const struct int8_linear *, int64_t begin, int64_t end,
+                                int64_t first, int64_t last);
+
+#define PANELS(name)                                                                              \
+    static void panels_##name(const struct int8_linear *c, int64_t begin, int64_t end,            \
+                              int64_t first, int64_t last)                                        \
+    {                                                                                             \
+        for (int64_t i = begin; i < end; i++)                                                     \
+            panel_##name(c, i * PANEL, first, last);                                              \
+    }
+PANELS(vnni)
+PANELS(avx2)
+#endif
+PANELS(plain)
+
+static panels_function choose(int64_t in_size)
 {
 #if defined(__x86_64__)
     int level = bx_level();
-#if defined(HAS_AMX)
+#if defined(BX_HAS_AMX)
     if (level >= BX_AMX && in_size % TILE == 0)
-        return panel_amx;
+        return panels_amx;
 #endif
     if (level >= BX_AVX512 && in_size % GROUP == 0)
-        return panel_vnni;
+        return panels_vnni;
     if (level >= BX_AVX2 && in_size % GROUP == 0)
-        return panel_avx2;
+        return panels_avx2;
 #endif
-    return panel_plain;
+    return panels_plain;
 }
 
 static void task(void *context, int thread, int num_threads)
 {
     const struct int8_linear *c = context;
-    panel_function panel = choose(c->in_size);
+    panels_function multiply = choose(c->in_size);
     int64_t panels = (c->out_size + PANEL - 1) / PANEL;
     int64_t begin = panels * thread / num_threads, end = panels * (thread + 1) / num_threads;
-    int64_t chunk = CHUNK_BYTES / c->in_size / MOST_ROWS * MOST_ROWS;
-    if (chunk < MOST_ROWS)
-        chunk = MOST_ROWS;
+    int64_t chunks = (c->num_rows * c->in_size + CHUNK_BYTES - 1) / CHUNK_BYTES;
+    int64_t chunk = (c->num_rows + chunks - 1) / chunks; /* about the same for each */
+    chunk = (chunk + MOST_ROWS - 1) / MOST_ROWS * MOST_ROWS;
     for (int64_t first = 0; first < c->num_rows; first += chunk) {
         int64_t last = first + chunk < c->num_rows ? first + chunk : c->num_rows;
-        for (int64_t i = begin; i < end; i++)
-            panel(c, i * PANEL, first, last);
+        multiply(c, begin, end, first, last);
     }
 }
 
@@ -352,5 +388,6 @@ BX_EXPORT void bx_int8_linear(const int8_t *x, const float *x_scales, const int8
                             out, num_rows, in_size, out_size, kind};
     /* Below this, waking a second thread costs more than it saves. */
     int worth = out_size * in_size * num_rows >= 1 << 18;
-    bx_parallel(task, &c, worth ? threads : 1);
+    if (num_rows > 0)
+        bx_parallel(task, &c, worth ? threads : 1);
 }
