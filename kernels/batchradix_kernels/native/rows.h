@@ -70,28 +70,6 @@ BX_INLINE void bx_store(void *matrix, int64_t i, int kind, float value)
         ((uint16_t *)matrix)[i] = bx_bfloat16(value);
 }
 
-/* Writes one row as int8 and returns what its elements are to be multiplied by: the largest
- * magnitude becomes 127. A row with NaN or infinity is 0 times NaN. */
-BX_INLINE float bx_quantise_row(int8_t *restrict out, const float *restrict row, int64_t width)
-{
-    uint32_t largest = 0; /* magnitudes are ordered as their bits are, NaN above all */
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < width; i++) {
-        uint32_t magnitude = bx_bits(row[i]) & 0x7fffffff;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    float peak = bx_float(largest);
-    int is_finite = largest < 0x7f800000;
-    if (!is_finite || peak < 1e-30f) {
-        memset(out, 0, (size_t)width);
-        return is_finite ? 0.0f : NAN;
-    }
-    float factor = 127.0f / peak;
-    for (int64_t i = 0; i < width; i++)
-        out[i] = (int8_t)(bx_bits(row[i] * factor + BX_ROUND) & 0xff);
-    return peak / 127.0f;
-}
-
 /* To about 2 units in the last place; infinite from 88 on. NaN gives NaN. */
 BX_INLINE float bx_exponential(float power)
 {

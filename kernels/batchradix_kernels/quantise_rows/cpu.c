@@ -1,5 +1,5 @@
 #include "operations.h"
-#include "rows.h"
+#include "quantise.h"
 
 struct quantise {
     const void *x;
@@ -13,10 +13,11 @@ BX_INLINE void quantise_any(const struct quantise *c, int64_t first, int64_t las
 {
     int64_t width = c->width;
     BX_SCRATCH(row, width);
+    BX_ROTATION(rotation, width);
     for (int64_t r = first; r < last; r++) {
         for (int64_t i = 0; i < width; i++)
             row[i] = bx_load(c->x, r * width + i, kind);
-        c->scales[r] = bx_quantise_row(c->out + r * width, row, width);
+        c->scales[r] = bx_quantise_row(c->out + r * width, row, &rotation, width);
     }
 }
 

@@ -1,5 +1,5 @@
 #include "operations.h"
-#include "rows.h"
+#include "quantise.h"
 
 struct rms_norm {
     void *x;
@@ -17,6 +17,7 @@ BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, 
     int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
     const char *residual = c->residual;
     BX_SCRATCH(row, width);
+    BX_ROTATION(rotation, width);
     for (int64_t r = first; r < last; r++) {
         int64_t at = r * width;
         char *restrict x = (char *)c->x + at * bytes;
@@ -44,7 +45,7 @@ BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, 
         }
         for (int64_t i = 0; i < width; i++)
             row[i] = row[i] * factor * bx_load(weight, i, kind);
-        c->scales[r] = bx_quantise_row((int8_t *)c->out + at, row, width);
+        c->scales[r] = bx_quantise_row((int8_t *)c->out + at, row, &rotation, width);
     }
 }
 

@@ -1,5 +1,5 @@
 #include "operations.h"
-#include "rows.h"
+#include "quantise.h"
 
 struct swiglu {
     const void *gate_up;
@@ -13,6 +13,7 @@ BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kin
 {
     int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
     BX_SCRATCH(row, width);
+    BX_ROTATION(rotation, width);
     for (int64_t r = first; r < last; r++) {
         const char *gates = (const char *)c->gate_up + r * 2 * width * bytes;
         const char *ups = gates + width * bytes;
@@ -26,7 +27,7 @@ BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kin
                 bx_store(out, i, kind, value);
         }
         if (out_kind == BX_INT8)
-            c->scales[r] = bx_quantise_row((int8_t *)out, row, width);
+            c->scales[r] = bx_quantise_row((int8_t *)out, row, &rotation, width);
     }
 }
 
