@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from batchradix_kernels.int8_linear import Int8Weight, int8_linear, int8_linear_reference
-from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
+from batchradix_kernels.quantise_rows import (
+    QuantisedRows,
+    quantise_rows,
+    rotate_rows_reference,
+)
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -46,6 +50,15 @@ def test_it_gives_the_exact_sums(every_level, dtype, shape, has_bias):
     assert_matches(out, exact(x, weight, bias), TOLERANCES[dtype])
 
 
+def test_it_is_the_layer_but_for_the_rounding(every_level):
+    """Rows and weights are rotated alike."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 576), torch.randn(50, 576)
+    out = int8_linear(quantise_rows(x), Int8Weight(weight), None, torch.float32)
+    wanted = x @ weight.T
+    assert (out - wanted).norm() < 0.015 * wanted.norm()
+
+
 def test_the_reference_gives_the_exact_sums():
     x, weight, bias = quantise_rows(torch.randn(5, 70)), torch.randn(9, 70), torch.randn(9)
     out = int8_linear_reference(*x, *quantise_rows(weight), bias)
@@ -54,9 +67,12 @@ def test_the_reference_gives_the_exact_sums():
 
 def test_the_largest_products_do_not_saturate(every_level):
     signs = torch.tensor([1.0, -1.0])[torch.arange(40) % 2]
-    weight, rows = signs[:, None].expand(40, 4096), signs[:, None].expand(40, 4096)
-    out = int8_linear(quantise_rows(rows.contiguous()), Int8Weight(weight), None, torch.float32)
-    assert_matches(out, 4096 * signs[:, None] * signs, TOLERANCES[torch.float32])
+    rows = signs[:, None].expand(40, 1024)
+    back = rotate_rows_reference(torch.eye(1024)).T  # elements of ±1/32: there and back is exact
+    x, weight = quantise_rows(rows @ back), Int8Weight(rows @ back)
+    assert (x.values.abs() == 127).all()
+    out = int8_linear(x, weight, None, torch.float32)
+    assert_matches(out, 1024 * signs[:, None] * signs, TOLERANCES[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

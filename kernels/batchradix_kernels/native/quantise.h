@@ -114,11 +114,12 @@ BX_INLINE float bx_quantise_row(int8_t *restrict out, float *row, const struct b
     return peak / (127.0f * sqrtf((float)block));
 }
 
-/* Declares `name` for rows of `width`. */
-#define BX_ROTATION(name, width)                                                                  \
+/* Declares `name` for rows of `width`, of use where `wanted`. */
+#define BX_ROTATION(name, width, wanted)                                                          \
     BX_SCRATCH(name##_spare, width);                                                              \
     uint32_t name##_signs[width] __attribute__((aligned(64)));                                    \
-    bx_choose_signs(name##_signs, width);                                                         \
+    if (wanted)                                                                                   \
+        bx_choose_signs(name##_signs, width);                                                     \
     const struct bx_rotation name = {name##_spare, name##_signs}
 
 #endif

@@ -13,7 +13,7 @@ BX_INLINE void quantise_any(const struct quantise *c, int64_t first, int64_t las
 {
     int64_t width = c->width;
     BX_SCRATCH(row, width);
-    BX_ROTATION(rotation, width);
+    BX_ROTATION(rotation, width, 1);
     for (int64_t r = first; r < last; r++) {
         for (int64_t i = 0; i < width; i++)
             row[i] = bx_load(c->x, r * width + i, kind);

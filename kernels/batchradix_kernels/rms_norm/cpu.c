@@ -17,7 +17,7 @@ BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, 
     int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
     const char *residual = c->residual;
     BX_SCRATCH(row, width);
-    BX_ROTATION(rotation, width);
+    BX_ROTATION(rotation, width, out_kind == BX_INT8);
     for (int64_t r = first; r < last; r++) {
         int64_t at = r * width;
         char *restrict x = (char *)c->x + at * bytes;

@@ -13,7 +13,7 @@ BX_INLINE void gate(const struct swiglu *c, int64_t first, int64_t last, int kin
 {
     int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
     BX_SCRATCH(row, width);
-    BX_ROTATION(rotation, width);
+    BX_ROTATION(rotation, width, out_kind == BX_INT8);
     for (int64_t r = first; r < last; r++) {
         const char *gates = (const char *)c->gate_up + r * 2 * width * bytes;
         const char *ups = gates + width * bytes;

@@ -96,7 +96,11 @@ def save_model(model: transformers.PreTrainedModel, folder: Path, **options: obj
 
 
 def open_runner(
-    folder: Path, dtype: str = "float32", num_slots: int = NUM_SLOTS, device: str = "cpu"
+    folder: Path,
+    dtype: str = "float32",
+    num_slots: int = NUM_SLOTS,
+    device: str = "cpu",
+    quantize: str = "off",
 ) -> ModelRunner:
     """A runner whose whole pool is NaN, so that reading an unused slot shows."""
     settings = EngineSettings(
@@ -108,6 +112,7 @@ def open_runner(
         kv_tokens=num_slots,
         prefix_cache=True,
         num_threads=1,
+        quantize=quantize,
     )
     runner = ModelRunner(open_checkpoint(str(folder)), settings)
     runner.poison_free([(0, num_slots)])
