@@ -1,4 +1,4 @@
-"""Layers in 8 bits: every family stays near itself in float32, with channels as real models have."""
+"""Layers in 8 bits: every family stays near float32, with channels as real models have them."""
 
 from __future__ import annotations
 
