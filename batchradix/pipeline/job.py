@@ -306,8 +306,15 @@ def _answer(
 
     num_seen = table.num_done
 
+    def tell() -> None:
+        for text in engine.notices:
+            if text not in summary.warnings:
+                summary.warnings.append(text)
+                progress.warn(text)
+
     def after_step() -> None:
         nonlocal num_seen
+        tell()
         if table.num_done >= num_seen + _ROWS_BETWEEN:
             num_seen = table.num_done
             planned.scratch.let_go()
@@ -333,9 +340,7 @@ def _answer(
             tracing.close()
         progress.stop()
         summary.usage = replace(engine.usage)
-        for text in engine.notices:
-            summary.warnings.append(text)
-            progress.warn(text)
+        tell()
         if retries is not None:
             summary.retried_rows = retries.num_rows
             summary.discarded_tokens = retries.num_tokens

@@ -15,6 +15,8 @@ import torch
 
 from batchradix.engine.grammar.child import CompilerChild
 from batchradix.engine.model_runner import ModelRunner
+from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.llama import Llama
 from batchradix.engine.sampling import Sampler
 from batchradix.report import machine
 from batchradix.sink import shards
@@ -35,12 +37,12 @@ def job(
 
 
 def failing(number: int, error: Exception, function: Any) -> Any:
-    """A function whose ``number``-th call fails, once."""
+    """A function that fails from its ``number``-th call on."""
     left = [number]
 
     def call(*args: Any, **named: Any) -> Any:
         left[0] -= 1
-        if left[0] == 0:
+        if left[0] <= 0:
             raise error
         return function(*args, **named)
 
@@ -86,6 +88,31 @@ def test_memory_that_runs_out_in_a_step_ends_the_run_and_keeps_what_was_committe
     assert code == 0
     assert "did not come to its end" not in shown
     assert json.loads(output)["resumed_rows"] == 4
+    output_file = job[-1]
+    assert isinstance(output_file, Path)
+    assert pl.read_ipc(output_file)["text"].to_list() == ["def"] * 8
+
+
+def test_memory_for_less_than_a_step_is_warned_about_once_and_costs_no_row(
+    job: list[object], batchradix: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Llama.forward
+
+    def small(model: Llama, batch: Batch) -> torch.Tensor:
+        if len(batch.token_ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(model, batch)
+
+    monkeypatch.setattr(Llama, "forward", small)
+    code, output, shown = batchradix(*job)
+    assert code == 0
+    [line] = [line for line in shown.splitlines() if "memory ran out" in line]
+    assert line.startswith("warning: memory ran out in a forward pass of ")
+    assert "lower --prefill-tokens, --batch-size or --kv-tokens" in line
+    summary = json.loads(output)
+    assert line.removeprefix("warning: ") in summary["warnings"]
+    assert summary["ok"] == 8
+    assert summary["recomputed_tokens"] == 0
     output_file = job[-1]
     assert isinstance(output_file, Path)
     assert pl.read_ipc(output_file)["text"].to_list() == ["def"] * 8
