@@ -38,7 +38,7 @@ def report(
     from batchradix.sink.folder import WORK_SUFFIX
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise OptionError(f"output is an HTML page, so its name ends in .html, unlike {output}")
+        raise OptionError(f"`output` is an HTML page, so its name ends in .html, unlike {output}")
     runs = read_trace(_trace_of(run))
     name = run.absolute().name.removesuffix(WORK_SUFFIX)
     if output is None and not as_json:

@@ -416,7 +416,7 @@ def _run(
                 warnings=["demonstration model: none was named"] if is_default_model else [],
             )
     except BatchradixError as error:
-        ending.close(error.exit_code, None, str(error))
+        ending.close(error.exit_code, None, error.spelt(shared.flag))
         raise
     except Interrupted as stop:
         ending.close(128 + stop.number, None, "stopped")

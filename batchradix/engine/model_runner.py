@@ -31,7 +31,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_LOWER = "lower prefill_tokens, batch_size or kv_tokens"
+_LOWER = "lower `prefill_tokens`, `batch_size` or `kv_tokens`"
 
 
 class ModelRunner:
@@ -81,7 +81,7 @@ class ModelRunner:
             f"while loading {checkpoint.name} in {settings.dtype} with room for "
             f"{settings.kv_tokens} tokens of keys and values"
         )
-        smaller = "lower kv_tokens or use a smaller model"
+        smaller = "lower `kv_tokens` or use a smaller model"
         with enough_memory(loading, smaller), torch.inference_mode():
             self._model: CausalLM | None = load_model(
                 checkpoint,
@@ -263,5 +263,7 @@ def _open_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise OptionError(f"the device {name!r} cannot be used here ({reason}); use cpu") from error
+        raise OptionError(
+            f"the `device` {name!r} cannot be used here ({reason}); use cpu"
+        ) from error
     return device

@@ -110,7 +110,7 @@ class Selector:
             return self._select(logits, sources[first:last], prepared.part(first, last))
 
         what = f"while choosing the tokens of {len(sources)} rows"
-        with enough_memory(what, "lower batch_size or kv_tokens"):
+        with enough_memory(what, "lower `batch_size` or `kv_tokens`"):
             return SampledTokens.joined(self.retreat.in_parts(len(sources), select))
 
     def _select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:

@@ -105,7 +105,7 @@ def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
     sampling = config.sampling
     if not sampling.probabilities and sampling.choose == "walk":
         return
-    what = "probabilities" if sampling.probabilities else "choose joint"
+    what = "`probabilities`" if sampling.probabilities else "`choose` joint"
     if schema is None:
         raise OptionError(f"{what} needs answers out of a few; give a schema such as an enum")
     if schema.choices is None:
@@ -119,8 +119,8 @@ def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
 def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
     if stop and schema is not None and not schema.takes_stop:
         raise OptionError(
-            "stop and grammar exclude each other: a stop string could cut an answer that does not "
-            "match the grammar yet; let the grammar end the answer"
+            "`stop` and `grammar` exclude each other: a stop string could cut an answer that does "
+            "not match the grammar yet; let the grammar end the answer"
         )
 
 
@@ -134,8 +134,8 @@ def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
         return None
     if config.sampling.probabilities or config.sampling.choose == "joint":
         raise OptionError(
-            f"probabilities and choose joint need the same choices for every row, and rows have "
-            f"schemas of their own in the column {column}; leave one or the other out"
+            f"`probabilities` and `choose` joint need the same choices for every row, and rows "
+            f"have schemas of their own in the column {column}; leave one or the other out"
         )
     if columns and column not in columns:
         raise InputError(
