@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -195,6 +195,10 @@ def run(
                     restart=config.output.restart,
                     remedy=partial(remedy, options=config.output),
                 )
+        trace = None if folder is None or not config.output.trace else folder.trace
+        if trace is not None:
+            with suppress(OSError):  # whoever writes to it says so
+                trace.mkdir(exist_ok=True)  # there, and empty, where no step will come
         scratch = Scratch()
         # The token files stay mapped; their names go at once, so that a kill leaves none behind.
         with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
@@ -232,7 +236,6 @@ def run(
         )
         for text in table.warnings:
             progress.warn(text)
-        trace = None if folder is None or not config.output.trace else folder.trace
         _answer(parts, planned, table, make_engine, summary, progress, stop_requested, trace)
         result = table.finish() if summary.stopped_by is None else None
         failed_rows = config.output.failed_rows

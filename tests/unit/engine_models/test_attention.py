@@ -215,7 +215,9 @@ def test_auto_means_the_c_kernels_where_they_serve(native):
 def test_without_the_c_kernels_torch_serves(monkeypatch):
     monkeypatch.setattr("batchradix_kernels.tree_attention.cpu.library", lambda: None)
     assert isinstance(make_backend("auto", small_shape(torch.float32)), TorchAttention)
-    with pytest.raises(OptionError, match="they were not built, which takes a C compiler .*; use torch"):
+    with pytest.raises(
+        OptionError, match=r"they were not built, which takes a C compiler .*; use torch"
+    ):
         make_backend("cpu", small_shape(torch.float32))
 
 
