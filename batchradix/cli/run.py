@@ -194,8 +194,8 @@ def run(
     row_timeout: Annotated[
         str | None,
         typer.Option(
-            help="Most time for one answer from its first token on, such as 30s; then the row "
-            "is an error row."
+            help="Most time for one answer from its first token on: 30s, 5m or 1h30m (s, m, h, d; "
+            "seconds without a unit; up to 1e6 s). A row that takes longer is an error row."
         ),
     ] = None,
     abort_after_failures: Annotated[
