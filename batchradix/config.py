@@ -22,6 +22,8 @@ DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
 DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
+MIN_SPILL_TOKENS = 16
+"""What is shorter is computed again: a call costs as much as its bytes."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["off", "int8"]
@@ -446,8 +448,8 @@ def resolve_engine(
     in elements; ``weight_bytes_float32`` what its parameters take in float32;
     ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool).
     KV memory is 40 % of what host memory the weights leave, 90 % on a device.
-    Raises `OptionError` when less than one page of KV would be left, and for quantised layers
-    on another device than the CPU.
+    Raises `OptionError` when less than one page of KV would be left, when the room beside the
+    pool is too small to be of use, and for quantised layers on another device than the CPU.
     """
     device = machine.device if options.device == "auto" else options.device
     check_host_memory(options, device)
@@ -460,6 +462,14 @@ def resolve_engine(
     if dtype == "auto":
         dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
     token_bytes = num_kv_elements_per_token * element_bytes(dtype)
+    for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
+        room = getattr(options, name)
+        least = MIN_SPILL_TOKENS * token_bytes
+        _require(
+            room is None or room >= least,
+            f"`{name}` of {room} bytes holds not the {MIN_SPILL_TOKENS} tokens that are worth a "
+            f"call; give {least} bytes or more, or leave it out",
+        )
     if options.kv_tokens is not None:
         kv_tokens = options.kv_tokens
     elif options.kv_memory_bytes is not None:

@@ -39,10 +39,11 @@ from batchradix.pipeline.planned import (
     Planned,
     check_budget,
     check_device,
+    check_disk,
     check_scores,
-    memory_shortage,
     plan_rows,
     settle_engine,
+    shortages,
 )
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
@@ -150,6 +151,7 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     engines = engines or partial(RadixEngines, options=config.engine)
     make_engine = engines(parts.checkpoint, parts.schema)
     check_device(config)
+    check_disk(config)
     check_budget(parts)
     if config.output.failed_rows is not None:
         check_failed_rows(config.output.failed_rows, config.output.path, parts.source)
@@ -286,8 +288,7 @@ def _answer(
         f"loading {parts.checkpoint.name} in {settings.precision} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
-    shortage = memory_shortage(parts, settings)
-    if shortage is not None:
+    for shortage in shortages(parts, settings):
         summary.warnings.append(shortage)
         progress.warn(shortage)
     retries = open_retries(parts, planned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,22 @@ def test_kills_for_want_of_memory_are_read_from_the_control_group(
     assert machine.num_oom_kills() == 0
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\n")
     assert machine.num_oom_kills() == 2
+
+
+def test_more_disk_for_keys_and_values_than_there_is_is_refused_and_than_is_free_warned_about(
+    job: list[object], batchradix: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, shown = batchradix(*job, "--kv-disk", "1e16TiB")
+    assert code == 2
+    assert "error: --kv-disk is 10,240,000,000,000,000,000.0 GiB, and the whole disk of " in shown
+    usage = shutil.disk_usage("/")._replace(total=2**40, free=2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    assert batchradix(*job, "--kv-disk", "1025GiB")[0] == 2
+    code, output, shown = batchradix(*job, "--kv-disk", "3GiB")
+    assert code == 0
+    [warning] = json.loads(output)["warnings"]
+    assert "--kv-disk may take 3.0 GiB, and 1.0 GiB of " in warning
+    assert f"warning: {warning}\n" in shown
 
 
 def test_a_pool_larger_than_the_free_memory_is_warned_about(
