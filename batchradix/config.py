@@ -425,6 +425,15 @@ def element_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
+def resolve_dtype(
+    wanted: DType, *, device: str, has_bf16: bool
+) -> Literal["float32", "bfloat16", "float16"]:
+    """The dtype that a model is computed in; ``has_bf16``: whether the CPU does so in hardware."""
+    if wanted == "auto":
+        return "bfloat16" if has_bf16 or device != "cpu" else "float32"
+    return wanted
+
+
 def check_host_memory(options: EngineOptions, device: str) -> None:
     """Raises `OptionError` where host memory is asked for beside host memory."""
     _require(
@@ -458,9 +467,7 @@ def resolve_engine(
         f"`quantize` {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
         f"set `device` to cpu",
     )
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
+    dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
     token_bytes = num_kv_elements_per_token * element_bytes(dtype)
     for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
         room = getattr(options, name)

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -62,7 +62,7 @@ def stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]]
 
 
 @contextmanager
-def _no_hanging(numbers: list[int]) -> Iterator[None]:
+def _no_hanging(numbers: Sequence[int]) -> Iterator[None]:
     """Ends the process, `GRACE_S` after a second signal, if what is done here still goes on.
 
     Python runs handlers between two of its own instructions, which a call into C that hangs
