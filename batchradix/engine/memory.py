@@ -12,6 +12,10 @@ from batchradix.errors import OutOfMemoryError
 
 T = TypeVar("T")
 
+_SAID = ("can't allocate memory", "std::bad_alloc")
+_SAID_BY_ONEDNN = ("could not create a primitive", "could not execute a primitive")
+"""Whole messages: where a primitive is not known for what was asked, they say which."""
+
 
 @contextmanager
 def enough_memory(what: str, remedy: str) -> Iterator[None]:
@@ -69,5 +73,9 @@ class Retreat:
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)
+    text = str(error)
+    return (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        or any(said in text for said in _SAID)
+        or text in _SAID_BY_ONEDNN
+    )

@@ -56,9 +56,10 @@ def failing(number: int, error: Exception, function: Any) -> Any:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate "
                      "memory: you tried to allocate 8589934592 bytes."),
+        RuntimeError("could not create a primitive"),
         MemoryError(),
     ],
-    ids=["device", "host", "numpy"],
+    ids=["device", "host", "onednn", "numpy"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
