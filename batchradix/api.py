@@ -78,7 +78,7 @@ def _path_text(value: str | os.PathLike[str], option: str) -> str:
     """The text of a name or path. Raises `OptionError` for anything else."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
-        raise OptionError(f"{option} must be a name or a path, not {value!r}")
+        raise OptionError(f"`{option}` must be a name or a path, not {value!r}")
     return text
 
 

@@ -22,6 +22,8 @@ DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
 DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
+MIN_SPILL_TOKENS = 16
+"""What is shorter is computed again: a call costs as much as its bytes."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["off", "int8"]
@@ -37,7 +39,7 @@ def _require(condition: bool, sentence: str) -> None:
 def _require_seconds(name: str, value: object) -> None:
     _require(
         isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e6,
-        f"{name} must be a number of seconds above 0 (at most 1e6), not {value!r}",
+        f"`{name}` must be a number of seconds above 0 (at most 1e6), not {value!r}",
     )
 
 
@@ -70,58 +72,58 @@ class SamplingOptions:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 with suppress(OverflowError):
                     number = float(value)
-            _require(math.isfinite(number), f"{name} must be a finite number, not {value!r}")
+            _require(math.isfinite(number), f"`{name}` must be a finite number, not {value!r}")
             return number
 
         def integer(name: str) -> int | None:
             value = getattr(self, name)
             _require(
                 value is None or (isinstance(value, int) and not isinstance(value, bool)),
-                f"{name} must be an integer, not {value!r}",
+                f"`{name}` must be an integer, not {value!r}",
             )
             return value  # type: ignore[no-any-return]
 
         max_tokens = integer("max_tokens")
         _require(
             max_tokens is None or 1 <= max_tokens < 2**31,
-            f"max_tokens must be at least 1 and fit 32 bits, not {max_tokens}",
+            f"`max_tokens` must be at least 1 and fit 32 bits, not {max_tokens}",
         )
         _require(
-            finite("temperature") >= 0, f"temperature must be 0 or more, not {self.temperature}"
+            finite("temperature") >= 0, f"`temperature` must be 0 or more, not {self.temperature}"
         )
-        _require(0 < finite("top_p") <= 1, f"top_p must be in (0, 1], not {self.top_p}")
+        _require(0 < finite("top_p") <= 1, f"`top_p` must be in (0, 1], not {self.top_p}")
         top_k = integer("top_k")
         _require(
-            top_k is not None and top_k >= -1, f"top_k must be 0 (off) or more, not {self.top_k}"
+            top_k is not None and top_k >= -1, f"`top_k` must be 0 (off) or more, not {self.top_k}"
         )
-        _require(0 <= finite("min_p") <= 1, f"min_p must be in [0, 1], not {self.min_p}")
+        _require(0 <= finite("min_p") <= 1, f"`min_p` must be in [0, 1], not {self.min_p}")
         _require(
             finite("repetition_penalty") > 0,
-            f"repetition_penalty must be above 0, not {self.repetition_penalty}",
+            f"`repetition_penalty` must be above 0, not {self.repetition_penalty}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             _require(
-                -2 <= finite(name) <= 2, f"{name} must be in [-2, 2], not {getattr(self, name)}"
+                -2 <= finite(name) <= 2, f"`{name}` must be in [-2, 2], not {getattr(self, name)}"
             )
         seed = integer("seed")
         _require(
-            seed is None or -(2**63) <= seed < 2**63, f"seed must fit 64 bits, not {self.seed}"
+            seed is None or -(2**63) <= seed < 2**63, f"`seed` must fit 64 bits, not {self.seed}"
         )
         _require(
             isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
-            f"stop must be non-empty strings, not {self.stop!r}",
+            f"`stop` must be non-empty strings, not {self.stop!r}",
         )
         _require(
             isinstance(self.probabilities, bool),
-            f"probabilities must be True or False, not {self.probabilities!r}",
+            f"`probabilities` must be True or False, not {self.probabilities!r}",
         )
         _require(
-            self.choose in ("walk", "joint"), f"choose must be walk or joint, not {self.choose!r}"
+            self.choose in ("walk", "joint"), f"`choose` must be walk or joint, not {self.choose!r}"
         )
         _require(
             self.choose == "walk" or self.temperature == 0,
-            f"choose joint takes the likeliest choice and draws nothing, so temperature must be "
-            f"0, not {self.temperature}",
+            f"`choose` joint takes the likeliest choice and draws nothing, so `temperature` must "
+            f"be 0, not {self.temperature}",
         )
 
 
@@ -146,19 +148,21 @@ class PromptOptions:
     def __post_init__(self) -> None:
         for name in ("template", "instruction", "column", "system", "null_text"):
             value = getattr(self, name)
-            _require(value is None or isinstance(value, str), f"{name} must be text, not {value!r}")
+            _require(
+                value is None or isinstance(value, str), f"`{name}` must be text, not {value!r}"
+            )
         _require(
             self.template is None or self.instruction is None,
-            "template and instruction exclude each other; give one of them",
+            "`template` and `instruction` exclude each other; give one of them",
         )
         _require(
             (self.instruction is None) == (self.column is None),
-            "instruction and column belong together: instruction says what to do, "
-            "column names the text to do it to",
+            "`instruction` and `column` belong together: `instruction` says what to do, "
+            "`column` names the text to do it to",
         )
         _require(
             not self.chat or self.template is not None,
-            "chat turns a template into a chat message; give a template with it",
+            "`chat` turns a template into a chat message; give a `template` with it",
         )
 
 
@@ -208,22 +212,22 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _require(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
-            f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
+            f"`dtype` must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
         )
         _require(
             self.quantize in ("off", "int8"),
-            f"quantize must be off or int8, not {self.quantize!r}",
+            f"`quantize` must be off or int8, not {self.quantize!r}",
         )
         _require(
             isinstance(self.device, str),
-            f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}",
+            f"`device` must be auto, cpu, cuda or cuda:N, not {self.device!r}",
         )
         for name in ("prefix_cache", "forced_text", "repetition_guard", "deterministic"):
             value = getattr(self, name)
-            _require(isinstance(value, bool), f"{name} must be True or False, not {value!r}")
+            _require(isinstance(value, bool), f"`{name}` must be True or False, not {value!r}")
         _require(
             self.attention in ("auto", "torch", "cpu"),
-            f"attention must be auto, torch or cpu, not {self.attention!r}",
+            f"`attention` must be auto, torch or cpu, not {self.attention!r}",
         )
         _require(
             self.speculate in ("auto", "off")
@@ -232,7 +236,7 @@ class EngineOptions:
                 and not isinstance(self.speculate, bool)
                 and 1 <= self.speculate <= MAX_SPECULATE
             ),
-            f"speculate must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
+            f"`speculate` must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
             f"not {self.speculate!r}",
         )
         tiers = ("kv_store_bytes", "kv_disk_bytes", "kv_host_memory_bytes")
@@ -242,34 +246,34 @@ class EngineOptions:
             _require(
                 value is None
                 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
-                f"{name} must be an integer of at least 1, not {value!r}",
+                f"`{name}` must be an integer of at least 1, not {value!r}",
             )
-        _require_seconds("grammar_timeout", self.grammar_timeout_s)
+        _require_seconds("grammar_timeout_s", self.grammar_timeout_s)
         if self.row_timeout_s is not None:
-            _require_seconds("row_timeout", self.row_timeout_s)
+            _require_seconds("row_timeout_s", self.row_timeout_s)
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
-            "kv_tokens and kv_memory exclude each other; give one of them",
+            "`kv_tokens` and `kv_memory_bytes` exclude each other; give one of them",
         )
         _require(
             self.kv_store is None or isinstance(self.kv_store, (Path, str)),
-            f"kv_store must be a folder, not {self.kv_store!r}",
+            f"`kv_store` must be a folder, not {self.kv_store!r}",
         )
         _require(
             self.kv_store is None or Path(self.kv_store) != Path(),
-            "kv_store must be a folder of its own, not the current one; name one",
+            "`kv_store` must be a folder of its own, not the current one; name one",
         )
         _require(
             self.kv_store_bytes is None or self.kv_store is not None,
-            "kv_store_size is the most that a kv_store may take; name its folder with kv_store",
+            "`kv_store_bytes` is the most that a store may take; name its folder with `kv_store`",
         )
         _require(
             self.kv_store is None or self.prefix_cache,
-            "kv_store and no_prefix_cache exclude each other; give one of them",
+            "`kv_store` needs the prefix cache, which is turned off; give one of them",
         )
         _require(
             self.kv_disk_bytes is None or self.kv_host_memory_bytes is None,
-            "kv_disk and kv_host_memory exclude each other; give one of them",
+            "`kv_disk_bytes` and `kv_host_memory_bytes` exclude each other; give one of them",
         )
 
 
@@ -301,23 +305,23 @@ class OutputOptions:
         for status in self.retry:
             _require(
                 status in ("error", "truncated"),
-                f"retry must be error, truncated or both, not {status!r}",
+                f"`retry` must be error, truncated or both, not {status!r}",
             )
-        _require(isinstance(self.trace, bool), f"trace must be True or False, not {self.trace!r}")
+        _require(isinstance(self.trace, bool), f"`trace` must be True or False, not {self.trace!r}")
         _require(
             not self.trace or self.path is not None,
-            "trace lies beside the output; give an output file",
+            "`trace` lies beside the output; give an output file",
         )
-        _require(not (self.retry and self.restart), "retry and restart exclude each other")
-        _require(not (self.reuse and self.restart), "reuse and restart exclude each other")
+        _require(not (self.retry and self.restart), "`retry` and `restart` exclude each other")
+        _require(not (self.reuse and self.restart), "`reuse` and `restart` exclude each other")
         limit = self.abort_after_failures
         _require(
             limit is None or (type(limit) is int and limit >= 1),
-            f"abort_after_failures must be an integer of at least 1, not {limit!r}",
+            f"`abort_after_failures` must be an integer of at least 1, not {limit!r}",
         )
         _require(
             0 <= self.allow_failures <= 1,
-            f"allow_failures must be a share between 0% and 100%, not {self.allow_failures}",
+            f"`allow_failures` must be a share between 0% and 100%, not {self.allow_failures}",
         )
 
 
@@ -356,16 +360,16 @@ class RunConfig:
         _require(
             self.limit is None
             or (isinstance(self.limit, int) and not isinstance(self.limit, bool)),
-            f"limit must be an integer, not {self.limit!r}",
+            f"`limit` must be an integer, not {self.limit!r}",
         )
         _require(
             isinstance(self.retries, int)
             and not isinstance(self.retries, bool)
             and 0 <= self.retries <= 100,
-            f"retries must be an integer from 0 to 100, not {self.retries!r}",
+            f"`retries` must be an integer from 0 to 100, not {self.retries!r}",
         )
         _require(
-            self.limit is None or self.limit >= 0, f"limit must be 0 or more, not {self.limit}"
+            self.limit is None or self.limit >= 0, f"`limit` must be 0 or more, not {self.limit}"
         )
 
 
@@ -421,12 +425,21 @@ def element_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
+def resolve_dtype(
+    wanted: DType, *, device: str, has_bf16: bool
+) -> Literal["float32", "bfloat16", "float16"]:
+    """The dtype that a model is computed in; ``has_bf16``: whether the CPU does so in hardware."""
+    if wanted == "auto":
+        return "bfloat16" if has_bf16 or device != "cpu" else "float32"
+    return wanted
+
+
 def check_host_memory(options: EngineOptions, device: str) -> None:
     """Raises `OptionError` where host memory is asked for beside host memory."""
     _require(
         options.kv_host_memory_bytes is None or device != "cpu",
-        "kv_host_memory is for a GPU, whose own memory is short; on the CPU keys and values are in "
-        "host memory as it is, so give kv_memory more, or kv_disk",
+        "`kv_host_memory_bytes` is for a GPU, whose own memory is short; on the CPU keys and "
+        "values are in host memory as it is, so give `kv_memory_bytes` more, or `kv_disk_bytes`",
     )
 
 
@@ -444,27 +457,33 @@ def resolve_engine(
     in elements; ``weight_bytes_float32`` what its parameters take in float32;
     ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool).
     KV memory is 40 % of what host memory the weights leave, 90 % on a device.
-    Raises `OptionError` when less than one page of KV would be left, and for quantised layers
-    on another device than the CPU.
+    Raises `OptionError` when less than one page of KV would be left, when the room beside the
+    pool is too small to be of use, and for quantised layers on another device than the CPU.
     """
     device = machine.device if options.device == "auto" else options.device
     check_host_memory(options, device)
     _require(
         options.quantize == "off" or device == "cpu",
-        f"quantize {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
-        f"set the device to cpu",
+        f"`quantize` {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
+        f"set `device` to cpu",
     )
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if machine.has_bf16 or device != "cpu" else "float32"
+    dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
     token_bytes = num_kv_elements_per_token * element_bytes(dtype)
+    for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
+        room = getattr(options, name)
+        least = MIN_SPILL_TOKENS * token_bytes
+        _require(
+            room is None or room >= least,
+            f"`{name}` of {room} bytes holds not the {MIN_SPILL_TOKENS} tokens that are worth a "
+            f"call; give {least} bytes or more, or leave it out",
+        )
     if options.kv_tokens is not None:
         kv_tokens = options.kv_tokens
     elif options.kv_memory_bytes is not None:
         kv_tokens = options.kv_memory_bytes // token_bytes
         _require(
             kv_tokens >= 1,
-            f"kv_memory of {options.kv_memory_bytes} bytes holds not one token of "
+            f"`kv_memory_bytes` of {options.kv_memory_bytes} bytes holds not one token of "
             f"{token_bytes} bytes; give more",
         )
     else:

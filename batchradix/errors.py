@@ -2,19 +2,31 @@
 
 ``BatchradixError`` is the root; the class decides the exit code of the command line, the
 message is one sentence that says what happened, where (file, row, field) and what to do.
+Options stand in it in backticks, by the names they have in Python.
 What befalls a single row is not raised: it is a `RowError`, and becomes that row's result.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+
+_OPTION = re.compile(r"`([a-z]\w*)`")
 
 
 class BatchradixError(Exception):
     """Root of the tree. ``exit_code`` is what the command line returns for it."""
 
     exit_code = 3
+
+    def __str__(self) -> str:
+        return self.spelt(lambda name: name)
+
+    def spelt(self, spell: Callable[[str], str]) -> str:
+        """The sentence with ``spell(name)`` wherever an option is named."""
+        return _OPTION.sub(lambda found: spell(found[1]), super().__str__())
 
 
 class UsageError(BatchradixError):

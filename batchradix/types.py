@@ -233,7 +233,7 @@ class Usage:
     # (row, forward pass) pairs in which an answer token led to a sampled one; a token sampled
     # where the prompt (with a forced opening) ends needs none
     decode_steps: int = 0
-    forward_steps: int = 0
+    forward_steps: int = 0  # a step that memory was too short for counts once, like any
     drafted_tokens: int = 0  # tokens that went through the model on a guess
     accepted_tokens: int = 0  # those of them that turned out to be the answer's
     preemptions: int = 0

@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 
 from batchradix._version import VERSION
 from batchradix.cli import check, history, models, plan, preview, report, run
-from batchradix.cli.options import with_flags
-from batchradix.errors import BatchradixError, OptionError, OutOfMemoryError
+from batchradix.cli.options import flag
+from batchradix.errors import BatchradixError
 
 
 class _Commands(TyperGroup):
@@ -108,8 +108,7 @@ def main() -> None:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
     except BatchradixError as error:
-        speaks_of_options = isinstance(error, OptionError | OutOfMemoryError)
-        _say(f"error: {with_flags(str(error)) if speaks_of_options else error}")
+        _say(f"error: {error.spelt(flag)}")
         code = error.exit_code
     except OSError as error:
         where = "standard output" if error.filename is None else error.filename

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,8 @@ import typer
 from batchradix.cli.job_file import read_job_file
 from batchradix.config import (
     DEFAULT_MODEL,
-    EngineOptions,
-    OutputOptions,
     PromptOptions,
     RunConfig,
-    SamplingOptions,
 )
 from batchradix.errors import InputError, OptionError
 
@@ -118,43 +114,30 @@ _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-_OPTIONS = (SamplingOptions, EngineOptions, PromptOptions, OutputOptions)
-_FLAGS = {field.name: field.name.replace("_", "-") for kind in _OPTIONS for field in fields(kind)}
-_FLAGS |= {
+_FLAGS = {
+    "failed_rows": "errors",
     "forced_text": "no-forced-text",
-    "grammar_timeout": "grammar-timeout",
-    "id_column": "id-column",
-    "kv_memory": "kv-memory",
-    "kv_store_size": "kv-store-size",
-    "limit": "limit",
+    "grammar_memory_bytes": "grammar-memory",
+    "grammar_timeout_s": "grammar-timeout",
+    "kv_disk_bytes": "kv-disk",
+    "kv_host_memory_bytes": "kv-host-memory",
+    "kv_memory_bytes": "kv-memory",
+    "kv_store_bytes": "kv-store-size",
     "null_text": "null",
     "num_threads": "threads",
     "parallel_tool_calls": "no-parallel-tool-calls",
     "path": "output",
+    "plan_memory_bytes": "plan-memory",
     "prefix_cache": "no-prefix-cache",
     "repetition_guard": "no-repetition-guard",
-    "row_timeout": "row-timeout",
-    "tool_choice": "tool-choice",
-    "tool_format": "tool-format",
+    "row_timeout_s": "row-timeout",
 }
-_NAME = f"(?:{'|'.join(sorted(_FLAGS, key=len, reverse=True))})"
-_SUBJECT = re.compile(rf"^{_NAME}\b(?: and {_NAME}\b)?(?= )")
-_LOWER = re.compile(r"(?<=; )lower \w+(?:, \w+)*(?: or \w+)?")
+"""Options that the command line calls otherwise than Python; the others differ in dashes alone."""
 
 
-def with_flags(sentence: str) -> str:
-    """A sentence about options with their flags instead of the names that Python has for them.
-
-    What it is about stands first, what to do about memory after ``; lower``; elsewhere such a
-    word may be a column or a file.
-    """
-    for place in (_SUBJECT, _LOWER):
-        sentence = place.sub(lambda found: re.sub(_NAME, _flag, found[0]), sentence)
-    return sentence
-
-
-def _flag(name: re.Match[str]) -> str:
-    return f"--{_FLAGS[name[0]]}"
+def flag(name: str) -> str:
+    """The flag of an option by its name in Python."""
+    return f"--{_FLAGS.get(name, name).replace('_', '-')}"
 
 
 def parse_size(text: str | None, option: str) -> int | None:

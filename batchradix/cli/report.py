@@ -38,8 +38,11 @@ def report(
     from batchradix.sink.folder import WORK_SUFFIX
 
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise OptionError(f"output is an HTML page, so its name ends in .html, unlike {output}")
-    runs = read_trace(_trace_of(run))
+        raise OptionError(f"`output` is an HTML page, so its name ends in .html, unlike {output}")
+    trace = _trace_of(run)
+    runs = read_trace(trace)
+    if not runs:
+        raise InputError(f"the trace of {run} is empty: {_why_empty(trace)}")
     name = run.absolute().name.removesuffix(WORK_SUFFIX)
     if output is None and not as_json:
         output = Path(f"{Path(name).stem}.report.html")
@@ -67,6 +70,14 @@ def _trace_of(run: Path) -> Path:
     if path.exists() or beside.exists():
         raise InputError(f"{run} has no trace; run with --trace to have one")
     raise InputError(f"{run} does not exist; give the output of a run with --trace")
+
+
+def _why_empty(trace: Path) -> str:
+    from batchradix.sink.folder import came_to_its_end
+
+    if came_to_its_end(trace.parent):
+        return "its run had no row to compute"
+    return "its run has yet to plan its rows, or was ended before; run the same command again"
 
 
 def _write(output: Path, text: str) -> None:

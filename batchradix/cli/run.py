@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +13,7 @@ import typer
 from batchradix.cli import options as shared
 from batchradix.cli.ending import Ending
 from batchradix.cli.job_file import fill_dates, today
+from batchradix.cli.signals import Interrupted, stop_signals
 from batchradix.config import (
     DEFAULT_GRAMMAR_TIMEOUT_S,
     EngineOptions,
@@ -194,8 +191,8 @@ def run(
     row_timeout: Annotated[
         str | None,
         typer.Option(
-            help="Most time for one answer from its first token on, such as 30s; then the row "
-            "is an error row."
+            help="Most time for one answer from its first token on: 30s, 5m or 1h30m (s, m, h, d; "
+            "seconds without a unit; up to 1e6 s). A row that takes longer is an error row."
         ),
     ] = None,
     abort_after_failures: Annotated[
@@ -349,52 +346,6 @@ def _default_output(input: str) -> Path:
     return Path(f"{path.name.split('.')[0] or path.name}.answers.arrow")
 
 
-@contextmanager
-def _stop_signals(deadline_s: float | None) -> Iterator[Callable[[], int | None]]:
-    """SIGINT, SIGTERM and SIGHUP end the run after the step; a second one ends it at once.
-
-    The first one ends it at once too while rows are still being read and weights loaded: until
-    what it yields has been asked, no answer could be lost. Ends with code 130, 143 or 129. After
-    ``deadline_s`` seconds it is as if SIGTERM had come. What nohup ignores stays ignored.
-    """
-    received: list[int] = []
-    is_asked = False
-    started_s = time.monotonic()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        received.append(number)
-        if not is_asked or len(received) > 1:
-            raise KeyboardInterrupt
-
-    def stop_requested() -> int | None:
-        nonlocal is_asked
-        is_asked = True
-        if deadline_s is not None and time.monotonic() - started_s >= deadline_s:
-            return signal.SIGTERM
-        return received[0] if received else None
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield stop_requested
-    except KeyboardInterrupt:
-        raise Interrupted(received[0] if received else signal.SIGINT) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class Interrupted(Exception):
-    """A signal ended the run in the middle of something; ``number`` is the signal's."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def _run(
     config: RunConfig,
     progress: Progress,
@@ -408,7 +359,7 @@ def _run(
     from batchradix import pipeline
 
     try:
-        with _stop_signals(deadline_s) as stop_requested:
+        with stop_signals(deadline_s) as stop_requested:
             outcome = pipeline.run(
                 config,
                 progress=progress,
@@ -416,7 +367,7 @@ def _run(
                 warnings=["demonstration model: none was named"] if is_default_model else [],
             )
     except BatchradixError as error:
-        ending.close(error.exit_code, None, str(error))
+        ending.close(error.exit_code, None, error.spelt(shared.flag))
         raise
     except Interrupted as stop:
         ending.close(128 + stop.number, None, "stopped")

@@ -22,7 +22,7 @@ from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.limits import AnswerLimits
 from batchradix.engine.grammar.state import AnyGrammar, start
-from batchradix.engine.model_runner import ModelRunner
+from batchradix.engine.model_runner import ModelRunner, forward_retreat
 from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
@@ -118,8 +118,9 @@ class RadixEngine:
         self._jobs: dict[int, _Job] = {}
         self._answers: dict[int, Answer] = {}  # by the row's seq
         self._observer: StepObserver | None = None
+        self._retreat = forward_retreat()
         self._runner: Runner | None = runner or ModelRunner(
-            checkpoint, settings, self._store, self._space
+            checkpoint, settings, self._store, self._space, self._retreat
         )
 
     @property
@@ -140,8 +141,8 @@ class RadixEngine:
     @property
     def notices(self) -> list[str]:
         """What slows this engine down, or went wrong with the tiers below the KV pool."""
-        tiers = (self._store, self._space)
-        texts = [text for tier in tiers if tier is not None for text in tier.notices]
+        sources = (self._store, self._space, self._retreat, self._selector.retreat)
+        texts = [text for source in sources if source is not None for text in source.notices]
         return texts if self._missing is None else [self._missing, *texts]
 
     @property

@@ -18,9 +18,9 @@ def find_device(wanted: str) -> tuple[str, int | None]:
     if wanted == "cpu":
         return "cpu", None
     if wanted.split(":")[0] != "cuda":
-        raise OptionError(f"device must be auto, cpu, cuda or cuda:N, not {wanted!r}")
+        raise OptionError(f"`device` must be auto, cpu, cuda or cuda:N, not {wanted!r}")
     if not torch.cuda.is_available():
-        raise OptionError(f"device {wanted} was asked for, but torch finds no CUDA here; use cpu")
+        raise OptionError(f"`device` {wanted} was asked for, but torch finds no CUDA here; use cpu")
     try:
         index = int(wanted.partition(":")[2] or 0)
         free, _ = torch.cuda.mem_get_info(index)

@@ -19,7 +19,7 @@ from batchradix.engine.attention.registry import make_backend
 from batchradix.engine.cache.pool import Extent, slots_of
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
-from batchradix.engine.memory import enough_memory
+from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
@@ -31,13 +31,14 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_LOWER = "lower prefill_tokens, batch_size or kv_tokens"
+_LOWER = "lower `prefill_tokens`, `batch_size` or `kv_tokens`"
 
 
 class ModelRunner:
     """Loads the weights and allocates a pool of ``settings.kv_tokens`` slots.
 
-    ``store`` takes what steps save, ``space`` what they spill.
+    ``store`` takes what steps save, ``space`` what they spill. ``retreat`` says how many tokens
+    go through the model at once.
 
     Raises `ModelError` when the weights cannot be loaded, `OutOfMemoryError` when they or the
     pool do not fit, and `OptionError` when there is no such device or attention backend.
@@ -49,9 +50,11 @@ class ModelRunner:
         settings: EngineSettings,
         store: KVStore | None = None,
         space: SpillSpace | None = None,
+        retreat: Retreat | None = None,
     ) -> None:
         self._store = store
         self._space = space
+        self._retreat = retreat or forward_retreat()
         config = checkpoint.config
         torch.set_num_threads(settings.num_threads)
         self._device = _open_device(settings.device)
@@ -78,7 +81,7 @@ class ModelRunner:
             f"while loading {checkpoint.name} in {settings.dtype} with room for "
             f"{settings.kv_tokens} tokens of keys and values"
         )
-        smaller = "lower kv_tokens or use a smaller model"
+        smaller = "lower `kv_tokens` or use a smaller model"
         with enough_memory(loading, smaller), torch.inference_mode():
             self._model: CausalLM | None = load_model(
                 checkpoint,
@@ -97,7 +100,8 @@ class ModelRunner:
     def launch(self, step: Step) -> None:
         """Runs the step; on a device it may still be running when this returns.
 
-        Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit.
+        Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit,
+        one token at a time.
         """
         assert self._model is not None, "the runner is closed"
         what = f"in a step of {step.num_tokens} tokens"
@@ -155,15 +159,7 @@ class ModelRunner:
         hidden: torch.Tensor | None = None
         if step.num_tokens > 0:
             started_s = time.perf_counter()
-            hidden = model.forward(
-                Batch(
-                    token_ids=self._tensor(step.token_ids),
-                    positions=self._tensor(step.positions),
-                    attention=self._attention,
-                    plan=self._attention.plan(step),
-                    pool=self._pool,
-                )
-            )
+            hidden = self._forward(model, step)
             if self._space is not None:
                 self._space.note_computed(step.num_tokens, time.perf_counter() - started_s)
             for query, hold in zip(step.hold_queries.tolist(), step.hold_ids.tolist(), strict=True):
@@ -174,6 +170,24 @@ class ModelRunner:
         for hold in step.free_holds.tolist():
             del self._holds[hold]
         return wanted
+
+    def _forward(self, model: CausalLM, step: Step) -> torch.Tensor:
+        """The final hidden states of all queries, [T, hidden]."""
+
+        def forward(first: int, last: int) -> torch.Tensor:
+            part = step if last - first == step.num_tokens else step.part(first, last)
+            return model.forward(
+                Batch(
+                    token_ids=self._tensor(part.token_ids),
+                    positions=self._tensor(part.positions),
+                    attention=self._attention,
+                    plan=self._attention.plan(part),
+                    pool=self._pool,
+                )
+            )
+
+        parts = self._retreat.in_parts(step.num_tokens, forward)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _load(self, load: KVLoad) -> None:
         k, v = (
@@ -229,6 +243,12 @@ class ModelRunner:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
+def forward_retreat() -> Retreat:
+    """What a runner is given to go on with less at once where memory runs out."""
+    flags = "--prefill-tokens, --batch-size or --kv-tokens"
+    return Retreat("in a forward pass", "tokens", flags)
+
+
 def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().cpu().view(torch.uint8).numpy().data.cast("B")
 
@@ -243,5 +263,7 @@ def _open_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise OptionError(f"the device {name!r} cannot be used here ({reason}); use cpu") from error
+        raise OptionError(
+            f"the `device` {name!r} cannot be used here ({reason}); use cpu"
+        ) from error
     return device

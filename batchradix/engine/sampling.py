@@ -74,6 +74,17 @@ class SampledTokens:
     non_finite: NDArray[np.bool_]
     nothing_allowed: NDArray[np.bool_]
 
+    @classmethod
+    def joined(cls, parts: Sequence[SampledTokens]) -> SampledTokens:
+        """One batch of the rows of all parts, in order; of at least one part."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            token_ids=np.concatenate([part.token_ids for part in parts]),
+            non_finite=np.concatenate([part.non_finite for part in parts]),
+            nothing_allowed=np.concatenate([part.nothing_allowed for part in parts]),
+        )
+
     def beside(self, other: SampledTokens, rows: I64, other_rows: I64) -> SampledTokens:
         """One batch of both: int64 ``rows`` are the places of these, the others' beside them."""
 

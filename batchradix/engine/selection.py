@@ -11,7 +11,7 @@ import torch
 
 from batchradix.engine.candidates import find_candidates
 from batchradix.engine.grammar.state import AnyState, fill_batch
-from batchradix.engine.memory import enough_memory
+from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens, Sampler, SamplingBatch
 from batchradix.engine.scored import ScoredAnswer
@@ -58,6 +58,11 @@ class Prepared:
     batch: SamplingBatch
     scored: dict[int, ScoredAnswer]
 
+    def part(self, first: int, last: int) -> Prepared:
+        """The rows ``[first, last)`` alone."""
+        scored = {i - first: self.scored[i] for i in range(first, last) if i in self.scored}
+        return Prepared(batch=self.batch.take(np.arange(first, last)), scored=scored)
+
 
 class Selector:
     """Chooses the next token of many rows. ``vocab_size`` is the width of the logits; ids from
@@ -66,6 +71,7 @@ class Selector:
     def __init__(self, vocab_size: int, tokenizer_vocab_size: int) -> None:
         self._mask_words = -(-vocab_size // 32)
         self._sampler = Sampler(vocab_size, tokenizer_vocab_size)
+        self.retreat = Retreat("while choosing the tokens", "rows", "--batch-size or --kv-tokens")
 
     def prepare(self, rows: Sequence[RunningRow], choices: Sequence[Choice]) -> Prepared:
         """What sampling needs beside logits, while a device computes them: masks above all."""
@@ -95,11 +101,17 @@ class Selector:
         """One token a row; ``sources``: int64[R], the rows' places in the launched step.
 
         Where a row's mask leaves few tokens, only their part of the output layer is computed.
-        Raises `OutOfMemoryError` when what that takes does not fit.
+        Raises `OutOfMemoryError` when what that takes does not fit, one row at a time.
         """
+
+        def select(first: int, last: int) -> SampledTokens:
+            if last - first == len(sources):
+                return self._select(logits, sources, prepared)
+            return self._select(logits, sources[first:last], prepared.part(first, last))
+
         what = f"while choosing the tokens of {len(sources)} rows"
-        with enough_memory(what, "lower batch_size or kv_tokens"):
-            return self._select(logits, sources, prepared)
+        with enough_memory(what, "lower `batch_size` or `kv_tokens`"):
+            return SampledTokens.joined(self.retreat.in_parts(len(sources), select))
 
     def _select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:
         sampler, batch = self._sampler, prepared.batch

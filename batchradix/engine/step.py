@@ -104,6 +104,41 @@ class Step:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    def part(self, first: int, last: int) -> Step:
+        """The forward pass over the queries ``[first, last)`` alone, which are counted from 0.
+
+        A query reads nothing that a later one writes, so the parts of a step, run in order, write
+        and read what the whole does. Moves, transfers, holds and logits are no part of it.
+        """
+        context, _ = _clip(self.context, first, last)
+        causal, skipped = _clip(self.causal, first, last)
+        # What a causal piece holds before ``first`` is context now, behind all that is above it.
+        above = causal[skipped > 0]
+        above[:, 1] = skipped[skipped > 0]
+        causal[:, 0] += skipped
+        causal[:, 1] = causal[:, 3] - causal[:, 2]
+        return Step(
+            token_ids=self.token_ids[first:last],
+            positions=self.positions[first:last],
+            slots=self.slots[first:last],
+            context=np.concatenate([context, above]),
+            causal=causal,
+            moves=empty_i64(0, 3),
+            logit_sources=empty_i64(0),
+            hold_queries=empty_i64(0),
+            hold_ids=empty_i64(0),
+            free_holds=empty_i64(0),
+        )
+
+
+def _clip(pieces: I64, first: int, last: int) -> tuple[I64, I64]:
+    """The pieces that queries ``[first, last)`` see, their ranges counted from ``first``; and how
+    many queries before ``first`` each of them had."""
+    seen = pieces[(pieces[:, 2] < last) & (pieces[:, 3] > first)]
+    skipped = np.maximum(0, first - seen[:, 2])
+    seen[:, 2:] = np.clip(seen[:, 2:], first, last) - first
+    return seen, skipped
+
 
 def i64_table(rows: Sequence[tuple[int, ...]], width: int) -> I64:
     """int64[len(rows), width]."""

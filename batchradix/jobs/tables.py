@@ -148,17 +148,21 @@ class TableSource(JobSource):
         return str(value) if self._id_is_text else value
 
     def _settle_id_type(self) -> tuple[pa.DataType, bool]:
-        """The type of ids, and whether they are text made of something else."""
+        """The type of ids, and whether they are text made of something else.
+
+        Text is of one type however the input holds it: a job that moved to another format, or
+        through another library, is the same job.
+        """
         if self._id_column is None:
             return pa.string(), True
         type_, types = self._types[self._id_column], pa.types
+        if types.is_string(type_) or types.is_large_string(type_):
+            return pa.string(), False
         plain = (
             types.is_integer,
             types.is_float32,
             types.is_float64,
             types.is_boolean,
-            types.is_string,
-            types.is_large_string,
             types.is_decimal,
             types.is_date,
         )

@@ -36,7 +36,7 @@ class Budgets:
         budget = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         if grammar is None or budget >= self.least(grammar):
             return
-        what = "max_tokens" if max_tokens is not None else "max_tokens (the default)"
+        what = "`max_tokens`" if max_tokens is not None else "`max_tokens` (the default)"
         raise OptionError(
             f"{what} is {budget:,}, and {self._needs(grammar)}; give at least that, and more for "
             f"answers that say something"

@@ -15,7 +15,7 @@ from batchradix.errors import OutputMismatchError
 from batchradix.pipeline.former import may_take_over, remedy
 from batchradix.pipeline.job import EngineFactory, check_parts
 from batchradix.pipeline.parts import Parts, fingerprint, names_in_words, open_parts
-from batchradix.pipeline.planned import Planned, plan_rows, settle_engine
+from batchradix.pipeline.planned import Planned, plan_rows, settle_engine, shortages
 from batchradix.pipeline.table import finished_schema
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import planned_tokens
@@ -147,7 +147,7 @@ def _report(
         disk_free_bytes=shutil.disk_usage(folder).free,
         token_bytes=4 * rows.tokens.num_tokens + _SCRATCH_ROW_BYTES * len(rows),
         temporary_free_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
-        warnings=list(parts.warnings),
+        warnings=[*parts.warnings, *shortages(parts, settings)],
     )
     checked.lines.extend(_lines(parts, checked, settings))
     if output is not None and checked.disk_bytes > checked.disk_free_bytes:

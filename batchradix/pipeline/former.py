@@ -81,7 +81,8 @@ def remedy(changed: frozenset[str], options: OutputOptions) -> str:
             f"same, {restart}"
         )
     kept = f"--reuse keeps no rows where {', '.join(fixed)} changed; " if options.reuse else ""
-    return f"{kept}give another output, {restart}"
+    same = "--dtype as it was, " if fixed == ["dtype"] else ""
+    return f"{kept}give {same}another output, {restart}"
 
 
 def _settings(folder: RunFolder, held: Mapping[str, Any]) -> FormerSettings:

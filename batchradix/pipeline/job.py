@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +39,11 @@ from batchradix.pipeline.planned import (
     Planned,
     check_budget,
     check_device,
+    check_disk,
     check_scores,
-    memory_shortage,
     plan_rows,
     settle_engine,
+    shortages,
 )
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
@@ -150,6 +151,7 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     engines = engines or partial(RadixEngines, options=config.engine)
     make_engine = engines(parts.checkpoint, parts.schema)
     check_device(config)
+    check_disk(config)
     check_budget(parts)
     if config.output.failed_rows is not None:
         check_failed_rows(config.output.failed_rows, config.output.path, parts.source)
@@ -195,6 +197,10 @@ def run(
                     restart=config.output.restart,
                     remedy=partial(remedy, options=config.output),
                 )
+        trace = None if folder is None or not config.output.trace else folder.trace
+        if trace is not None:
+            with suppress(OSError):  # whoever writes to it says so
+                trace.mkdir(exist_ok=True)  # there, and empty, where no step will come
         scratch = Scratch()
         # The token files stay mapped; their names go at once, so that a kill leaves none behind.
         with TemporaryDirectory(prefix="batchradix-") as tokens_folder:
@@ -232,7 +238,6 @@ def run(
         )
         for text in table.warnings:
             progress.warn(text)
-        trace = None if folder is None or not config.output.trace else folder.trace
         _answer(parts, planned, table, make_engine, summary, progress, stop_requested, trace)
         result = table.finish() if summary.stopped_by is None else None
         failed_rows = config.output.failed_rows
@@ -283,8 +288,7 @@ def _answer(
         f"loading {parts.checkpoint.name} in {settings.precision} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"
     )
-    shortage = memory_shortage(parts, settings)
-    if shortage is not None:
+    for shortage in shortages(parts, settings):
         summary.warnings.append(shortage)
         progress.warn(shortage)
     retries = open_retries(parts, planned)
@@ -306,8 +310,15 @@ def _answer(
 
     num_seen = table.num_done
 
+    def tell() -> None:
+        for text in engine.notices:
+            if text not in summary.warnings:
+                summary.warnings.append(text)
+                progress.warn(text)
+
     def after_step() -> None:
         nonlocal num_seen
+        tell()
         if table.num_done >= num_seen + _ROWS_BETWEEN:
             num_seen = table.num_done
             planned.scratch.let_go()
@@ -333,9 +344,7 @@ def _answer(
             tracing.close()
         progress.stop()
         summary.usage = replace(engine.usage)
-        for text in engine.notices:
-            summary.warnings.append(text)
-            progress.warn(text)
+        tell()
         if retries is not None:
             summary.retried_rows = retries.num_rows
             summary.discarded_tokens = retries.num_tokens

@@ -11,14 +11,13 @@ from typing import Any
 
 from batchradix._version import VERSION
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from batchradix.config import (
-    RunConfig,
-)
+from batchradix.config import RunConfig, resolve_dtype
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.instruction import SCHEMA_LINE
+from batchradix.report.machine import has_bf16
 from batchradix.report.progress import Progress
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn, load_format
 from batchradix.schema.listing import MAX_BYTES, MAX_TEXTS
@@ -105,7 +104,7 @@ def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
     sampling = config.sampling
     if not sampling.probabilities and sampling.choose == "walk":
         return
-    what = "probabilities" if sampling.probabilities else "choose joint"
+    what = "`probabilities`" if sampling.probabilities else "`choose` joint"
     if schema is None:
         raise OptionError(f"{what} needs answers out of a few; give a schema such as an enum")
     if schema.choices is None:
@@ -119,8 +118,8 @@ def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
 def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
     if stop and schema is not None and not schema.takes_stop:
         raise OptionError(
-            "stop and grammar exclude each other: a stop string could cut an answer that does not "
-            "match the grammar yet; let the grammar end the answer"
+            "`stop` and `grammar` exclude each other: a stop string could cut an answer that does "
+            "not match the grammar yet; let the grammar end the answer"
         )
 
 
@@ -134,8 +133,8 @@ def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
         return None
     if config.sampling.probabilities or config.sampling.choose == "joint":
         raise OptionError(
-            f"probabilities and choose joint need the same choices for every row, and rows have "
-            f"schemas of their own in the column {column}; leave one or the other out"
+            f"`probabilities` and `choose` joint need the same choices for every row, and rows "
+            f"have schemas of their own in the column {column}; leave one or the other out"
         )
     if columns and column not in columns:
         raise InputError(
@@ -158,8 +157,15 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
 
 
 def fingerprint(parts: Parts) -> dict[str, Any]:
-    """What makes results of two runs belong to one table, as a JSON object."""
+    """What makes results of two runs belong to one table, as a JSON object.
+
+    An automatic dtype stands in it as what this machine makes of it: another one may make
+    something else of it, which is another job.
+    """
+    from batchradix.engine.device import find_device
+
     config = parts.config
+    device, _ = find_device(config.engine.device)
     return {
         "version": VERSION,
         "model": parts.checkpoint.content_hash,
@@ -169,7 +175,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "answers": "text" if parts.schema is None else parts.schema.kind,
         "schema_column": None if parts.row_formats is None else parts.row_formats.column,
         "retries": config.retries,
-        "dtype": config.engine.dtype,
+        "dtype": resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
         "quantize": config.engine.quantize,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,

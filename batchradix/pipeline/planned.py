@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from batchradix.config import (
     check_host_memory,
     resolve_engine,
 )
-from batchradix.errors import RowErrorCode
+from batchradix.errors import OptionError, RowErrorCode
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.intake import FormerSettings, Intake, read_rows
 from batchradix.pipeline.parts import Parts
@@ -195,6 +197,18 @@ def check_device(config: RunConfig) -> None:
     check_host_memory(config.engine, device)
 
 
+def check_disk(config: RunConfig) -> None:
+    """Raises `OptionError` when keys and values may take more than the temporary folder's disk."""
+    wanted = config.engine.kv_disk_bytes or 0
+    folder = tempfile.gettempdir()
+    whole = shutil.disk_usage(folder).total
+    if wanted > whole:
+        raise OptionError(
+            f"`kv_disk_bytes` is {wanted / 2**30:,.1f} GiB, and the whole disk of {folder} has "
+            f"{whole / 2**30:,.1f} GiB; give less, or set TMPDIR to a folder on a larger one"
+        )
+
+
 def check_budget(parts: Parts) -> None:
     """Raises `OptionError` when no answer under the schema fits the run's ``max_tokens``."""
     if parts.schema is not None:
@@ -234,10 +248,27 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     )
 
 
-def memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
-    """A warning where weights and pool take more than is free, as far as it can be known: where
-    ``kv_tokens`` or ``kv_memory`` says so. Host memory that is promised and then used ends a
-    process without a word."""
+def shortages(parts: Parts, settings: EngineSettings) -> list[str]:
+    """Warnings where an engine may take more than is free of memory or disk."""
+    found = (_memory_shortage(parts, settings), _disk_shortage(settings))
+    return [text for text in found if text is not None]
+
+
+def _disk_shortage(settings: EngineSettings) -> str | None:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if settings.kv_disk_bytes <= free:
+        return None
+    return (
+        f"--kv-disk may take {settings.kv_disk_bytes / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
+        f"GiB of {folder} are free: what does not fit there is computed again; give less, or set "
+        f"TMPDIR to another folder"
+    )
+
+
+def _memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
+    """As far as it can be known: where ``kv_tokens`` or ``kv_memory_bytes`` says so. Host memory
+    that is promised and then used ends a process without a word."""
     model = parts.checkpoint.config
     needed = settings.element_bytes * (
         model.num_parameters + settings.kv_tokens * model.num_kv_elements_per_token

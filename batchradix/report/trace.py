@@ -192,7 +192,7 @@ class TracedRun:
 def read_trace(folder: Path) -> list[TracedRun]:
     """The runs of a trace in order, those without a step included.
 
-    Raises `InputError` when there is none or a file of it cannot be read.
+    Empty where no plan of a run is there. Raises `InputError` when a file cannot be read.
     """
     files: dict[int, list[Path]] = {}
     plans: dict[int, Path] = {}
@@ -202,7 +202,7 @@ def read_trace(folder: Path) -> list[TracedRun]:
                 plans[int(found[1])] = path
             elif found := _STEPS_NAME.fullmatch(path.name):
                 files.setdefault(int(found[1]), []).append(path)
-        runs = [
+        return [
             TracedRun(
                 number=number,
                 plan=_read_plan(plans[number]),
@@ -214,9 +214,6 @@ def read_trace(folder: Path) -> list[TracedRun]:
         ]
     except OSError as error:
         raise InputError(f"the trace in {folder} cannot be read: {error}") from None
-    if not runs:
-        raise InputError(f"there is no trace in {folder}; run with --trace to have one")
-    return runs
 
 
 def _place(path: Path) -> tuple[int, ...]:

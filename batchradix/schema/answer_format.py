@@ -106,7 +106,9 @@ def answer_format(
     }
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise OptionError(f"{' and '.join(names)} exclude each other; give one of them")
+        raise OptionError(
+            f"{' and '.join(f'`{name}`' for name in names)} exclude each other; give one of them"
+        )
     beside = {
         "tool_choice": tool_choice,
         "parallel_tool_calls": parallel_tool_calls,
@@ -114,7 +116,7 @@ def answer_format(
     }
     lone = next((name for name, value in beside.items() if value is not None), None)
     if lone is not None and tools is None:
-        raise OptionError(f"{lone} needs tools; give some functions to call")
+        raise OptionError(f"`{lone}` needs `tools`; give some functions to call")
     if not names:
         return None
     if tools is not None:

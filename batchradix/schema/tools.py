@@ -64,9 +64,9 @@ class ToolSet:
         if repeated is not None:
             raise SchemaError(f"tools: there are two functions called {repeated!r}")
         if style is not None and style not in STYLES:
-            raise OptionError(f"tool_format must be {_either(STYLES)}, not {style!r}")
+            raise OptionError(f"`tool_format` must be {_either(STYLES)}, not {style!r}")
         if parallel is not None and not isinstance(parallel, bool):
-            raise OptionError(f"parallel_tool_calls must be True or False, not {parallel!r}")
+            raise OptionError(f"`parallel_tool_calls` must be True or False, not {parallel!r}")
         self._choice = _choice(choice, names)
         self._parallel = parallel
         self._style = style
@@ -85,17 +85,17 @@ class ToolSet:
             )
             raise OptionError(
                 f"tools: how to call functions is not known for model {model}, {why}; give "
-                f"--tool-format {_either(STYLES)} (json works with every model)"
+                f"`tool_format` {_either(STYLES)} (json works with every model)"
             )
         choice = self._choice or (_AUTO if style.marker else _REQUIRED)
         if choice == _AUTO and not style.marker:
             raise OptionError(
-                f"tool_choice auto needs calls that can be told from free text, and the format "
-                f"{style.name} has no marker; use required, or another --tool-format"
+                f"`tool_choice` auto needs calls that can be told from free text, and the format "
+                f"{style.name} has no marker; use required, or another `tool_format`"
             )
         if self._parallel and style.separator is None:
             raise OptionError(
-                f"parallel_tool_calls cannot be had in the format {style.name}, in which an "
+                f"`parallel_tool_calls` cannot be had in the format {style.name}, in which an "
                 f"answer is one call"
             )
         return ToolFormat(self, style, choice, parallel=self._parallel is not False)
@@ -297,7 +297,7 @@ def _choice(choice: Any, names: list[str]) -> str | None:
         found: str | None = choice
         return found
     raise OptionError(
-        f"tool_choice must be auto, required or the name of a function ({', '.join(names)}), "
+        f"`tool_choice` must be auto, required or the name of a function ({', '.join(names)}), "
         f"not {choice!r}"
     )
 

@@ -78,7 +78,7 @@ def result_schema(
         pa.field("status", pa.string()),
     ]
     if keep_truncated and value_type is None:
-        raise OptionError("keep_truncated needs a schema: without one no answer is truncated")
+        raise OptionError("`keep_truncated` needs a schema: without one no answer is truncated")
     after = [pa.field(CUT, pa.string())] if keep_truncated else []
     after += [
         pa.field("text", pa.large_string()),
@@ -110,13 +110,13 @@ def result_schema(
 def _unnested(value_type: pa.DataType | None, fixed: set[str]) -> list[pa.Field]:
     if value_type is None or not pa.types.is_struct(value_type):
         what = "there is no schema" if value_type is None else f"its values are {value_type}"
-        raise OptionError(f"unnest needs a schema whose top is an object with properties; {what}")
+        raise OptionError(f"`unnest` needs a schema whose top is an object with properties; {what}")
     fields = [value_type.field(i).with_nullable(True) for i in range(value_type.num_fields)]
     colliding = sorted({f.name for f in fields if f.name in fixed})
     if colliding:
         raise OptionError(
-            f"unnest would make columns with the names of result columns: "
-            f"{', '.join(colliding)}; rename these properties or leave out unnest"
+            f"`unnest` would make columns with the names of result columns: "
+            f"{', '.join(colliding)}; rename these properties or leave out `unnest`"
         )
     _refuse_doubles(fields)
     return fields

@@ -33,6 +33,7 @@ from batchradix.sink.formats import output_format
 
 WORK_SUFFIX = ".batchradix"
 TRACE_FOLDER = "trace"
+RUN_FILE = "run.json"
 _HOLDER_WAIT_S = 0.5  # a holder needs a moment between taking the lock and writing its name
 
 
@@ -76,7 +77,7 @@ class RunFolder:
 
     @property
     def run_file(self) -> Path:
-        return self.path / "run.json"
+        return self.path / RUN_FILE
 
     def close(self) -> None:
         """Lets the output go; idempotent. A folder in which nothing was begun is removed."""
@@ -270,7 +271,7 @@ def check_fingerprint(
     digest = fingerprint_digest(wanted)
     if restart:
         _empty(folder)
-    state = _read_run(folder)
+    state = _read_run(folder.run_file)
     if state is None:
         _check_unknown(folder, digest, restart=restart)
         _begin(folder, wanted)
@@ -303,7 +304,7 @@ def other_job(
 def read_fingerprint(folder: RunFolder) -> dict[str, Any] | None:
     """The fingerprint of the job whose results the folder holds; None where it has none, or
     its ``run.json`` is damaged. Raises `SinkError` when it cannot be read."""
-    state = _read_run(folder)
+    state = _read_run(folder.run_file)
     if state is None or not _has_results(folder):
         return None
     found: dict[str, Any] = state["fingerprint"]
@@ -415,14 +416,14 @@ def _short(value: Any, limit: int = 60, start: int = 0) -> str:
     return json.dumps(shown, ensure_ascii=False) if isinstance(value, str) else shown
 
 
-def _read_run(folder: RunFolder) -> dict[str, Any] | None:
+def _read_run(run_file: Path) -> dict[str, Any] | None:
     """What run.json says, or None when it is missing or damaged."""
     try:
-        state = json.loads(folder.run_file.read_bytes())
+        state = json.loads(run_file.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as e:
-        raise SinkError(f"{folder.run_file} cannot be read: {e.strerror or e}") from e
+        raise SinkError(f"{run_file} cannot be read: {e.strerror or e}") from e
     if not isinstance(state, dict) or not isinstance(state.get("fingerprint"), dict):
         return None
     return state
@@ -441,9 +442,15 @@ def _write_run(folder: RunFolder, state: Mapping[str, Any]) -> None:
         raise SinkError(f"{folder.run_file} cannot be written: {e.strerror or e}") from e
 
 
+def came_to_its_end(work: Path) -> bool:
+    """Whether the last run in a work folder finished its output. Raises `SinkError`."""
+    state = _read_run(work / RUN_FILE)
+    return state is not None and state.get("finished") is True
+
+
 def mark_finished(folder: RunFolder, metadata: Mapping[str, str]) -> None:
     """Notes that the output is complete, with its size and time. Raises `SinkError`."""
-    state = _read_run(folder) or {"fingerprint": {}}
+    state = _read_run(folder.run_file) or {"fingerprint": {}}
     stat = folder.output.stat()
     state["finished"] = True
     state["output"] = {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
@@ -453,7 +460,7 @@ def mark_finished(folder: RunFolder, metadata: Mapping[str, str]) -> None:
 
 def mark_unfinished(folder: RunFolder) -> None:
     """Notes that the output no longer says what is committed. Raises `SinkError`."""
-    state = _read_run(folder)
+    state = _read_run(folder.run_file)
     if state is not None and state.get("finished"):
         _write_run(folder, {**state, "finished": False})
 
@@ -468,7 +475,7 @@ def is_finished(
 
     Where ``metadata`` is given, the file must have been written with the same.
     """
-    state = _read_run(folder)
+    state = _read_run(folder.run_file)
     if state is None or state.get("finished") is not True:
         return False
     if state["fingerprint"] != json.loads(json.dumps(fingerprint)):

@@ -315,15 +315,17 @@ def test_rows_are_known_whatever_kind_of_file_they_come_in(
     files.write_jsonl("jobs.jsonl", rows)
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, "jobs.parquet")
+    pq.write_table(table.cast(pa.schema([(n, pa.large_string()) for n in table.column_names])),
+                   "large.parquet")  # fmt: skip
     pyarrow.csv.write_csv(table, "jobs.csv")
     steps = [
         cli("run", name, "--model", markov, "--max-tokens", 3, "--json", "-o", "o.arrow").summary[
             "forward_steps"
         ]
-        for name in ("jobs.jsonl", "jobs.parquet", "jobs.csv")
+        for name in ("jobs.jsonl", "jobs.parquet", "large.parquet", "jobs.csv")
     ]
     assert steps[0] > 0
-    assert steps[1:] == [0, 0]
+    assert steps[1:] == [0, 0, 0]
     assert files.column("o.arrow", "id") == [row["id"] for row in rows]
 
 
@@ -363,6 +365,29 @@ def test_another_job_never_mixes_with_what_is_there(
     assert _digest("o.parquet") == before
     assert cli(*same, *options, "--restart").code in (0, 3)
     assert _digest("o.parquet") != before
+
+
+def test_an_automatic_dtype_is_the_one_that_the_run_before_had(
+    folder: Path, cli: Any, markov: Path, files: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_machine(*, with_bf16: bool) -> None:
+        for place in ("pipeline.parts", "report.machine"):
+            monkeypatch.setattr(f"batchradix.{place}.has_bf16", lambda: with_bf16)
+
+    files.write_jsonl("jobs.jsonl", [{"id": 1, "prompt": "a"}])
+    words = ["run", "jobs.jsonl", "--model", markov, "--max-tokens", 3, "-o", "o.arrow", "--json"]
+    on_a_machine(with_bf16=True)
+    assert cli(*words).code == 0
+    files.write_jsonl("jobs.jsonl", [{"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"}])
+    on_a_machine(with_bf16=False)
+    refused = cli(*words)
+    assert refused.code == 2
+    assert 'dtype: "bfloat16" → "float32"' in refused.err
+    assert "give --dtype as it was" in refused.err
+    went_on = cli(*words, "--dtype", "bfloat16")
+    assert (went_on.code, went_on.summary["resumed_rows"]) == (0, 1)
+    on_a_machine(with_bf16=True)
+    assert cli(*words).summary["resumed_rows"] == 2
 
 
 def test_seeded_rows_draw_the_same_after_a_kill(

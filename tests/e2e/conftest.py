@@ -74,6 +74,7 @@ def make_engine(
     if runner is not None:
         runner.engine = engine
         runner._store, runner._space = engine._store, engine._space
+        runner._retreat = engine._retreat
     return engine
 
 

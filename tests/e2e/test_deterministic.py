@@ -138,8 +138,15 @@ def test_a_rows_logits_are_its_own_on_a_real_model(harness: ModuleType) -> None:
     check_all_equal(ways, len(prompts), 8)
 
 
-def test_other_attention_is_refused(harness: ModuleType, tiny_model_folder: Any) -> None:
+@needs_kernels
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [({"attention": "torch"}, "attention is torch"), ({"dtype": "float16"}, "for dtype float16")],
+)
+def test_what_has_no_such_kernels_is_refused_and_named(
+    harness: ModuleType, tiny_model_folder: Any, changes: dict[str, str], cause: str
+) -> None:
     checkpoint = open_checkpoint(str(tiny_model_folder("random")))
-    settings = harness.engine_settings(deterministic=True, attention="torch")
-    with pytest.raises(OptionError, match="deterministic needs the attention kernels in C"):
+    settings = harness.engine_settings(deterministic=True, **changes)
+    with pytest.raises(OptionError, match=f"deterministic needs the attention .* {cause}"):
         harness.make_engine(checkpoint, settings)

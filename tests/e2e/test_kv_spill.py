@@ -64,7 +64,7 @@ def test_host_memory_is_refused_beside_host_memory_and_taken_beside_a_gpu() -> N
     machine: dict[str, Any] = {"num_threads": 1, "free_memory_bytes": 1 << 33, "has_bf16": True}
     model = {"num_kv_elements_per_token": 10, "weight_bytes_float32": 10}
     options = EngineOptions(kv_host_memory_bytes=ROOM)
-    with pytest.raises(OptionError, match="kv_host_memory is for a GPU"):
+    with pytest.raises(OptionError, match="kv_host_memory_bytes is for a GPU"):
         resolve_engine(options, Machine(**machine), **model)
     gpu = Machine(**machine, device="cuda", free_device_memory_bytes=1 << 33)
     assert resolve_engine(options, gpu, **model).kv_host_memory_bytes == ROOM

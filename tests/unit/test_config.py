@@ -133,3 +133,12 @@ def test_a_machine_too_small_for_the_model_is_refused_before_weights_load() -> N
         settle(EngineOptions(), replace(MACHINE, free_memory_bytes=10**7))
     with pytest.raises(OptionError, match="not one token"):
         settle(EngineOptions(kv_memory_bytes=10))
+
+
+def test_room_beside_the_pool_that_is_too_small_to_be_used_is_refused() -> None:
+    assert settle(EngineOptions(kv_disk_bytes=32_000)).kv_disk_bytes == 32_000
+    with pytest.raises(OptionError, match=r"kv_disk_bytes of 31999 bytes .* give 32000 bytes"):
+        settle(EngineOptions(kv_disk_bytes=31_999))
+    machine = replace(MACHINE, device="cuda:0", free_device_memory_bytes=10**8)
+    with pytest.raises(OptionError, match="kv_host_memory_bytes of 1 bytes"):
+        settle(EngineOptions(kv_host_memory_bytes=1), machine)

@@ -41,13 +41,15 @@ class CpuAttention:
 
     @staticmethod
     def missing(shape: AttentionShape) -> str:
-        """Why it does not serve, and what to do instead."""
+        """Why it does not serve."""
         if shape.device.type != "cpu":
-            return f"the model is on {shape.device.type}; use torch"
+            return f"the model is on {shape.device.type}"
         if not is_supported(torch.float32, 64):
-            return "the C kernels were not built; install with a C compiler, or use torch"
+            return "they were not built, which takes a C compiler when batchradix is installed"
+        if not is_supported(torch.float32, shape.head_dim):
+            return f"there is none for heads of {shape.head_dim}"
         kind = str(shape.dtype).removeprefix("torch.")
-        return f"there is no kernel for {kind} with heads of {shape.head_dim}; use torch"
+        return f"there is none for `dtype` {kind}, only for bfloat16 and float32"
 
     def allocate(self, num_slots: int) -> PairedPool:
         self._num_slots = num_slots

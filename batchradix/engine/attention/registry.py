@@ -23,17 +23,20 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
     """
     serves = CpuAttention.serves(shape)
     if shape.batch_invariant and not (serves and name in ("auto", "cpu")):
+        why = f"`attention` is {name}" if serves else CpuAttention.missing(shape)
         raise OptionError(
-            "deterministic needs the attention kernels in C (attention cpu), which are there for "
-            "bfloat16 and float32 on the CPU where batchradix was installed with a C compiler; "
-            "install it so, or leave deterministic out"
+            f"`deterministic` needs the attention kernels in C, and {why}; change that, or leave "
+            f"`deterministic` out"
         )
     if name == "auto":
         name = "cpu" if serves else "torch"
     if name not in BACKENDS:
-        raise OptionError(f"attention must be auto, {', '.join(BACKENDS)}, not {name!r}")
+        raise OptionError(f"`attention` must be auto, {', '.join(BACKENDS)}, not {name!r}")
     if name == "cpu" and not serves:
-        raise OptionError(f"attention cpu cannot be used here: {CpuAttention.missing(shape)}")
+        raise OptionError(
+            f"`attention` cpu, the kernels in C, cannot be used here: "
+            f"{CpuAttention.missing(shape)}; use torch"
+        )
     return BACKENDS[name](shape)
 
 

@@ -11,12 +11,11 @@ import time
 from typing import Any
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
+from batchradix.config import MIN_SPILL_TOKENS, EngineSettings
 from batchradix.engine.cache.pool import Extent, ExtentPool
 from batchradix.errors import RunError
 
-MIN_TOKENS = 16
-"""What is shorter is computed again: a call costs as much as its bytes."""
+MIN_TOKENS = MIN_SPILL_TOKENS
 _RESERVE_BYTES = 1 << 26
 
 

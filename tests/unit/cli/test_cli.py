@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 import typer
 
 from batchradix.cli.main import app
-from batchradix.cli.options import parse_share, parse_size, text_or_file, with_flags
+from batchradix.cli.options import flag, parse_share, parse_size, text_or_file
+from batchradix.config import EngineOptions, OutputOptions, PromptOptions, SamplingOptions
 from batchradix.errors import InputError, OptionError
 
 MakeTinyModel = Callable[..., Path]
@@ -110,10 +112,10 @@ def test_a_store_warms_the_next_run_and_shows_in_its_numbers(
         assert summary["loaded_tokens"] == loaded
         assert summary["computed_tokens"] + loaded == summary["distinct_tokens"]
     code, _, error = batchradix("run", path, "-m", markov, "--kv-store-size", "1MiB")
-    assert (code, "name its folder with kv_store" in error) == (2, True)
+    assert (code, "name its folder with --kv-store" in error) == (2, True)
     words = ("run", path, "-m", markov, "--kv-store", tmp_path / "store")
     code, _, error = batchradix(*words, "--no-prefix-cache")
-    assert (code, "exclude each other" in error) == (2, True)
+    assert (code, "--kv-store needs the prefix cache" in error) == (2, True)
 
 
 def test_a_pool_that_is_too_small_may_use_the_disk_and_not_the_memory_that_it_is_in(
@@ -126,7 +128,11 @@ def test_a_pool_that_is_too_small_may_use_the_disk_and_not_the_memory_that_it_is
     assert code == 0, error
     assert json.loads(output)["reloaded_tokens"] == 0
     for refused, sentence in (
-        (("--kv-host-memory", "1GiB"), "kv_host_memory is for a GPU"),
+        (
+            ("--kv-host-memory", "1GiB"),
+            "--kv-host-memory is for a GPU, whose own memory is short; on the CPU keys and values "
+            "are in host memory as it is, so give --kv-memory more, or --kv-disk",
+        ),
         (("--kv-disk", "much"), "--kv-disk must be a size such as 4GiB or 500MB"),
     ):
         code, _, error = batchradix(*words, "--restart", *refused)
@@ -149,7 +155,10 @@ def test_probabilities_are_written_where_the_answer_is_out_of_a_few_and_refused_
         ((), "probabilities needs answers out of a few; give a schema"),
         (("--schema", '{"type": "string"}'), "this one is more open"),
         ((*schema, "--choose", "best"), "choose must be walk or joint"),
-        ((*schema, "--choose", "joint", "--temperature", "1"), "temperature must be 0"),
+        (
+            (*schema, "--choose", "joint", "--temperature", "1"),
+            "draws nothing, so --temperature must be 0",
+        ),
     ):
         code, _, error = batchradix(*words, "--restart", *refused)
         assert code == 2
@@ -200,14 +209,14 @@ def test_no_answered_row_exits_with_3(
         (["--grammar", "missing.gbnf"], "missing.gbnf does not exist"),
         (["--schema-column", "nope"], "no column 'nope' to read schemas from"),
         (["--choices", "a,a"], "'a' occurs twice"),
-        (["--regex", "a", "--fields", "a: str"], "fields and regex exclude each other"),
+        (["--regex", "a", "--fields", "a: str"], "--fields and --regex exclude each other"),
         (["--tools", "missing.json"], "missing.json does not exist"),
         (["--tools", '[{"name": "f"}]'], "give --tool-format hermes, llama3, mistral or json"),
         (["--tools", '[{"name": "f"}]', "--tool-choice", "g"], "--tool-choice must be auto"),
         (["--tools", '[{"name": "f"}]', "--tool-format", "xml"], "--tool-format must be hermes"),
-        (["--tool-choice", "required"], "--tool-choice needs tools"),
-        (["--no-parallel-tool-calls"], "--no-parallel-tool-calls needs tools"),
-        (["--tools", '[{"name": "f"}]', "--regex", "a"], "regex and tools exclude each other"),
+        (["--tool-choice", "required"], "--tool-choice needs --tools"),
+        (["--no-parallel-tool-calls"], "--no-parallel-tool-calls needs --tools"),
+        (["--tools", '[{"name": "f"}]', "--regex", "a"], "--regex and --tools exclude each other"),
         (["--template", "{{ nope }}"], "nope"),
         (["--template", "missing.txt"], "there is no file missing.txt"),
         (["--model", "./missing"], "missing"),
@@ -326,22 +335,27 @@ def test_an_option_is_a_file_where_there_is_one_and_text_elsewhere(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("sentence", "shown"),
+    ("sentence", "in_python", "shown"),
     [
-        ("kv_tokens must be an integer", "--kv-tokens must be an integer"),
-        ("kv_tokens and kv_memory exclude", "--kv-tokens and --kv-memory exclude"),
-        ("num_threads must be", "--threads must be"),
-        ("template and instruction exclude", "--template and --instruction exclude"),
-        ("memory ran out; lower prefill_tokens, batch_size or kv_tokens",
-         "memory ran out; lower --prefill-tokens, --batch-size or --kv-tokens"),
-        ("it ran out; lower kv_tokens or use a smaller model",
-         "it ran out; lower --kv-tokens or use a smaller model"),
-        ("columns occur twice: max_tokens; rename", "columns occur twice: max_tokens; rename"),
-        ("jobs/top_k.toml: top_k must be", "jobs/top_k.toml: top_k must be"),
+        ("`num_threads` must be 1", "num_threads must be 1", "--threads must be 1"),
+        ("lower `batch_size` or `kv_memory_bytes` and go on",
+         "lower batch_size or kv_memory_bytes and go on",
+         "lower --batch-size or --kv-memory and go on"),
+        ("columns occur twice: max_tokens; rename",) * 3,
+        ("jobs/top_k.toml: top_k must be",) * 3,
     ],
 )  # fmt: skip
-def test_errors_about_options_name_their_flags(sentence: str, shown: str) -> None:
-    assert with_flags(sentence) == shown
+def test_errors_name_options_as_whoever_sees_them_spells_them(
+    sentence: str, in_python: str, shown: str
+) -> None:
+    error = OptionError(sentence)
+    assert str(error) == in_python
+    assert error.spelt(flag) == shown
+
+
+@pytest.mark.parametrize("kind", [SamplingOptions, PromptOptions, EngineOptions, OutputOptions])
+def test_every_option_of_the_configuration_has_its_flag(kind: type[Any]) -> None:
+    assert {flag(field.name) for field in fields(kind)} <= OPTIONS["run"]
 
 
 def test_a_reader_that_leaves_early_is_no_failure() -> None:

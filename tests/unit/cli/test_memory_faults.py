@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 
 from batchradix.engine.grammar.child import CompilerChild
 from batchradix.engine.model_runner import ModelRunner
+from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.llama import Llama
 from batchradix.engine.sampling import Sampler
 from batchradix.report import machine
 from batchradix.sink import shards
@@ -35,12 +38,12 @@ def job(
 
 
 def failing(number: int, error: Exception, function: Any) -> Any:
-    """A function whose ``number``-th call fails, once."""
+    """A function that fails from its ``number``-th call on."""
     left = [number]
 
     def call(*args: Any, **named: Any) -> Any:
         left[0] -= 1
-        if left[0] == 0:
+        if left[0] <= 0:
             raise error
         return function(*args, **named)
 
@@ -53,9 +56,10 @@ def failing(number: int, error: Exception, function: Any) -> Any:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate "
                      "memory: you tried to allocate 8589934592 bytes."),
+        RuntimeError("could not create a primitive"),
         MemoryError(),
     ],
-    ids=["device", "host", "numpy"],
+    ids=["device", "host", "onednn", "numpy"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
@@ -86,6 +90,31 @@ def test_memory_that_runs_out_in_a_step_ends_the_run_and_keeps_what_was_committe
     assert code == 0
     assert "did not come to its end" not in shown
     assert json.loads(output)["resumed_rows"] == 4
+    output_file = job[-1]
+    assert isinstance(output_file, Path)
+    assert pl.read_ipc(output_file)["text"].to_list() == ["def"] * 8
+
+
+def test_memory_for_less_than_a_step_is_warned_about_once_and_costs_no_row(
+    job: list[object], batchradix: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Llama.forward
+
+    def small(model: Llama, batch: Batch) -> torch.Tensor:
+        if len(batch.token_ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(model, batch)
+
+    monkeypatch.setattr(Llama, "forward", small)
+    code, output, shown = batchradix(*job)
+    assert code == 0
+    [line] = [line for line in shown.splitlines() if "memory ran out" in line]
+    assert line.startswith("warning: memory ran out in a forward pass of ")
+    assert "lower --prefill-tokens, --batch-size or --kv-tokens" in line
+    summary = json.loads(output)
+    assert line.removeprefix("warning: ") in summary["warnings"]
+    assert summary["ok"] == 8
+    assert summary["recomputed_tokens"] == 0
     output_file = job[-1]
     assert isinstance(output_file, Path)
     assert pl.read_ipc(output_file)["text"].to_list() == ["def"] * 8
@@ -133,6 +162,22 @@ def test_kills_for_want_of_memory_are_read_from_the_control_group(
     assert machine.num_oom_kills() == 0
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\n")
     assert machine.num_oom_kills() == 2
+
+
+def test_more_disk_for_keys_and_values_than_there_is_is_refused_and_than_is_free_warned_about(
+    job: list[object], batchradix: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, shown = batchradix(*job, "--kv-disk", "1e16TiB")
+    assert code == 2
+    assert "error: --kv-disk is 10,240,000,000,000,000,000.0 GiB, and the whole disk of " in shown
+    usage = shutil.disk_usage("/")._replace(total=2**40, free=2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    assert batchradix(*job, "--kv-disk", "1025GiB")[0] == 2
+    code, output, shown = batchradix(*job, "--kv-disk", "3GiB")
+    assert code == 0
+    [warning] = json.loads(output)["warnings"]
+    assert "--kv-disk may take 3.0 GiB, and 1.0 GiB of " in warning
+    assert f"warning: {warning}\n" in shown
 
 
 def test_a_pool_larger_than_the_free_memory_is_warned_about(

@@ -81,6 +81,36 @@ def test_what_has_no_trace_is_refused_with_what_to_do(batchradix: Run, traced: P
     assert batchradix("run", "jobs.jsonl", "--trace", "--nonsense")[0] == 2
 
 
+def test_an_empty_trace_says_why_it_is_empty(
+    batchradix: Run,
+    tiny_model_folder: MakeTinyModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tiny_model_folder("markov")
+    words = ("jobs.jsonl", "-m", model, "--max-tokens", 3, "-o", "out.arrow", "--trace")
+    Path("jobs.jsonl").write_text('{"prompt": null}\n')  # an error row
+    assert batchradix("run", *words)[0] == 3
+    for run in ("out.arrow", "out.arrow.batchradix"):
+        code, _, error = batchradix("report", run)
+        assert code == 2
+        assert error == f"error: the trace of {run} is empty: its run had no row to compute\n"
+
+    def killed(*args: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    Path("jobs.jsonl").write_text('{"prompt": "a"}\n')
+    with monkeypatch.context() as patch:
+        patch.setattr("batchradix.pipeline.job.plan_rows", killed)
+        assert batchradix("run", *words, "--restart")[0] == 130
+    code, _, error = batchradix("report", "out.arrow.batchradix")
+    assert code == 2
+    assert "its run has yet to plan its rows, or was ended before; run the same command" in error
+    assert batchradix("run", *words)[0] == 0
+    assert batchradix("report", "out.arrow")[0] == 0
+
+
 def test_a_restart_throws_the_trace_away_too(
     batchradix: Run, traced: Path, tiny_model_folder: MakeTinyModel
 ) -> None:

@@ -70,10 +70,13 @@ def test_a_late_row_is_an_error_row_that_can_be_run_again(
     assert not failed.exists()
 
 
-def test_the_time_is_a_duration_above_zero(job: Path, batchradix: Run) -> None:
+def test_the_time_is_a_duration_above_zero_and_below_twelve_days(
+    job: Path, batchradix: Run
+) -> None:
     for text, said in (
         ("soon", "--row-timeout must be a time such as 2h, 1h30m or 90s, not 'soon'"),
         ("0", "--row-timeout must be a number of seconds above 0 (at most 1e6), not 0.0"),
+        ("12d", "--row-timeout must be a number of seconds above 0 (at most 1e6), not 1036800.0"),
     ):
         code, _, error = batchradix("run", job, "--row-timeout", text)
         assert (code, error) == (2, f"error: {said}\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
 from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import Draft
+from batchradix.engine.memory import Retreat
 from batchradix.engine.row import RunningRow
 from batchradix.engine.scheduler import Scheduler
 from batchradix.engine.step import KVBlock, Step
@@ -73,7 +75,10 @@ def pairs(table: I64) -> list[Extent]:
 
 
 class FakeRunner:
-    """``used`` gives the slots that have an owner; all others are poisoned before a step."""
+    """``used`` gives the slots that have an owner; all others are poisoned before a step.
+
+    ``room`` is how many tokens there is memory for; a pass over more writes some, then fails.
+    """
 
     def __init__(
         self,
@@ -88,6 +93,8 @@ class FakeRunner:
         self.slots: list[tuple[int, int] | None] = [None] * num_slots
         self.holds: dict[int, int] = {}
         self.steps: list[Step] = []
+        self.room: int | None = None
+        self.retreat = Retreat("in a test", "tokens", "--batch-size")
         self._used = used
         self._before: dict[int, int] = {0: 0}  # of each prefix, the one a token shorter
 
@@ -99,7 +106,9 @@ class FakeRunner:
         self._poison()
         self._reload(step)
         self._load(step)
-        final = self._attend(step)
+        parts = self.retreat.in_parts(step.num_tokens, partial(self._forward, step))
+        final = [value for part in parts for value in part]
+        assert len(set(step.slots.tolist())) == step.num_tokens, "two queries write one slot"
         self._save(step)
         for query, hold in zip(step.hold_queries, step.hold_ids, strict=True):
             assert int(hold) not in self.holds, "a hold id is used twice"
@@ -180,10 +189,18 @@ class FakeRunner:
             if slot not in owned:
                 self.slots[slot] = None
 
+    def _forward(self, step: Step, first: int, last: int) -> list[int]:
+        part = step if last - first == step.num_tokens else step.part(first, last)
+        final = self._attend(part)
+        if self.room is not None and last - first > self.room:
+            for slot in part.slots.tolist()[::2]:
+                self.slots[slot] = None
+            raise MemoryError
+        return final
+
     def _attend(self, step: Step) -> list[int]:
         final: list[int] = []
         read = self._slots_read(step)
-        assert len(set(step.slots.tolist())) == step.num_tokens, "two queries write one slot"
         for query in range(step.num_tokens):
             token = int(step.token_ids[query])
             position = int(step.positions[query])

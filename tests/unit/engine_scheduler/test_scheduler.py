@@ -269,6 +269,7 @@ job_strategy = tries.flatmap(
     max_node_extents=st.sampled_from([1, 4]),
     vocab_size=st.sampled_from([2, 1000]),
     speculate=st.booleans(),
+    room=st.one_of(st.none(), st.integers(1, 40)),
 )
 def test_every_row_answers_as_if_it_ran_alone(
     sim: ModuleType,
@@ -280,8 +281,10 @@ def test_every_row_answers_as_if_it_ran_alone(
     max_node_extents: int,
     vocab_size: int,
     speculate: bool,
+    room: int | None,
 ) -> None:
-    """Whatever pool, batch, budget, jobs and guesses; no slot is lost, none over the pool."""
+    """Whatever pool, batch, budget, memory, jobs and guesses; no slot is lost, none over the
+    pool, and a step for which memory runs out computes nothing twice that counts."""
     largest = max(
         len(r) + m - 1 for rows, limits, *_ in jobs for r, m in zip(rows, limits, strict=True)
     )
@@ -295,6 +298,7 @@ def test_every_row_answers_as_if_it_ran_alone(
         max_node_extents=max_node_extents,
         speculate=speculate,
     )
+    simulation.runner.room = room
     for rows, limits, retain, steps_before_next in jobs:
         simulation.submit(rows, limits, retain=retain)
         for _ in range(steps_before_next):

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from instant_engine import InstantEngine
 
 from batchradix import pipeline
 from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
@@ -18,7 +19,7 @@ from batchradix.errors import (
     RowErrorCode,
     TooManyFailuresError,
 )
-from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec, Usage
+from batchradix.types import Completion, FinishReason
 
 MakeTinyModel = Callable[..., Path]
 ROWS = [{"id": f"r{i}", "prompt": f"p {i}", "extra": i} for i in range(4)]
@@ -29,56 +30,23 @@ def markov(tiny_model_folder: MakeTinyModel) -> str:
     return str(tiny_model_folder("markov"))
 
 
-class Flaky:
-    """An engine whose answers to the rows in ``failing`` are errors of that code."""
-
-    context_length = 512
-
-    notices = ()
+class Flaky(InstantEngine):
+    """Its answers to the rows in ``failing`` are errors of that code."""
 
     def __init__(self, failing: dict[int, RowErrorCode], *, text: str = "1") -> None:
-        self.usage = Usage()
-        self.submitted: list[int] = []
+        super().__init__()
         self._failing = failing
         self._text = text
-        self._waiting: list[int] = []
 
-    def submit(self, job: EngineJob) -> int:
-        self._waiting = sorted(job.plan.order.tolist(), reverse=True)
-        self.submitted = self._waiting[::-1]
-        return 0
+    def text(self, row: int) -> str:
+        return "" if row in self._failing else self._text
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting)
-
-    def step(self) -> list[Completion]:
-        row = self._waiting.pop()
+    def completion(self, row: int, **changes: Any) -> Completion:
         code = self._failing.get(row)
-        return [
-            Completion(
-                job_id=0,
-                row=row,
-                token_ids=(1,),
-                text="" if code else self._text,
-                finish_reason=FinishReason.ERROR if code else FinishReason.STOP,
-                completion_tokens=1,
-                error=RowError(code, "it failed") if code else None,
-            )
-        ]
-
-    def close(self) -> None:
-        return
-
-    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
-        return ()
-
-    def check_scores(self, spec: GrammarSpec) -> None:
-        return
-
-    def __call__(self, *parts: object) -> Any:
-        """Is its own factory and maker."""
-        return self
+        if code is not None:
+            error = RowError(code, "it failed")
+            changes |= {"finish_reason": FinishReason.ERROR, "error": error}
+        return super().completion(row, **changes)
 
 
 def run(model: str, path: Path, engine: Flaky, rows: Any = ROWS, **output: Any) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from instant_engine import InstantEngine
 
 import batchradix
 from batchradix import pipeline
 from batchradix.config import (
     EngineOptions,
-    EngineSettings,
     OutputOptions,
     RunConfig,
     SamplingOptions,
@@ -22,7 +22,7 @@ from batchradix.config import (
 from batchradix.errors import OptionError, SchemaError
 from batchradix.schema.answer_format import answer_format
 from batchradix.sink.formats import read_table
-from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec, Usage
+from batchradix.types import EngineJob, GrammarSpec
 
 MakeTinyModel = Callable[..., Path]
 
@@ -149,51 +149,21 @@ def test_fields_are_a_schema_whose_text_stands_in_the_prompt(sevens: str) -> Non
     assert table["prompt_tokens"][0].as_py() > len("a as ")
 
 
-class Answering:
-    """Engine and maker in one; answers every row with one text."""
-
-    context_length = 512
-    has_work = False
-    notices = ()
+class Answering(InstantEngine):
+    """Answers every row with one text."""
 
     def __init__(self, text: str) -> None:
-        self.usage = Usage()
+        super().__init__()
         self._text = text
-        self._rows: list[int] = []
-
-    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
-        return ()
-
-    def check_scores(self, spec: GrammarSpec) -> None:
-        del spec  # every choice can be looked at
-
-    def __call__(self, settings: EngineSettings) -> Answering:
-        return self
 
     def submit(self, job: EngineJob) -> int:
-        self._rows = job.plan.order.tolist()
-        self.has_work = True
         assert {settings.grammar for settings in job.requests.settings} == {
             GrammarSpec(kind="choices", source='["yes","no"]')
         }
-        return 0
+        return super().submit(job)
 
-    def step(self) -> list[Completion]:
-        self.has_work = False
-        return [
-            Completion(
-                job_id=0,
-                row=row,
-                token_ids=(1,),
-                text=self._text,
-                finish_reason=FinishReason.STOP,
-                completion_tokens=1,
-            )
-            for row in self._rows
-        ]
-
-    def close(self) -> None:
-        self._rows = []
+    def text(self, row: int) -> str:
+        return self._text
 
 
 @pytest.mark.parametrize(
@@ -202,9 +172,8 @@ class Answering:
 def test_an_answer_out_of_choices_is_a_dictionary_and_checked(
     sevens: str, text: str, value: str | None, code: str | None
 ) -> None:
-    engine: Any = Answering(text)
     job = config(sevens, [{"prompt": "x"}], schema=answer_format(choices=["yes", "no"]))
-    table = pipeline.run(job, engines=lambda checkpoint, schema: engine).table
+    table = pipeline.run(job, engines=Answering(text)).table
     assert table is not None
     assert table["value"].type == pa.dictionary(pa.int32(), pa.string())
     assert table["value"].to_pylist() == [value]

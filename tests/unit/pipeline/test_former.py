@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from instant_engine import InstantEngine
 
 from batchradix import pipeline
 from batchradix.config import (
@@ -21,7 +22,7 @@ from batchradix.config import (
 )
 from batchradix.errors import OptionError, OutputMismatchError
 from batchradix.sink import takeover
-from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec, Usage
+from batchradix.types import Completion, FinishReason
 
 MakeTinyModel = Callable[..., Path]
 INTEGER = {"type": "integer"}
@@ -33,49 +34,19 @@ def markov(tiny_model_folder: MakeTinyModel) -> str:
     return str(tiny_model_folder("markov"))
 
 
-class Counter:
-    """An engine that answers each row with a number of its own, cut short where it is told."""
-
-    context_length = 512
-
-    notices = ()
+class Counter(InstantEngine):
+    """Answers each row with a number of its own, cut short where it is told."""
 
     def __init__(self, text: str, cut: tuple[int, ...] = ()) -> None:
-        self.usage = Usage()
-        self.submitted: list[int] = []
+        super().__init__()
         self._text, self._cut = text, cut
-        self._waiting: list[int] = []
 
-    def submit(self, job: EngineJob) -> int:
-        self._waiting = sorted(job.plan.order.tolist(), reverse=True)
-        self.submitted += self._waiting[::-1]
-        return 0
+    def text(self, row: int) -> str:
+        return self._text
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting)
-
-    def step(self) -> list[Completion]:
-        row = self._waiting.pop()
+    def completion(self, row: int, **changes: Any) -> Completion:
         reason = FinishReason.LENGTH if row in self._cut else FinishReason.STOP
-        text = self._text
-        return [
-            Completion(job_id=0, row=row, token_ids=(1,), text=text, finish_reason=reason,
-                       completion_tokens=1)
-        ]  # fmt: skip
-
-    def close(self) -> None:
-        return
-
-    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
-        return ()
-
-    def check_scores(self, spec: GrammarSpec) -> None:
-        return
-
-    def __call__(self, *parts: object) -> Any:
-        """Is its own factory and maker."""
-        return self
+        return super().completion(row, finish_reason=reason, **changes)
 
 
 def config(model: str, path: Path, **changes: Any) -> RunConfig:

@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from instant_engine import InstantEngine
 
 from batchradix import pipeline
 from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
-from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec, Usage
 
 Rows = list[dict[str, Any]]
 
@@ -22,55 +22,20 @@ def markov(tiny_model_folder: Callable[..., Path]) -> str:
     return str(tiny_model_folder("markov"))
 
 
-class Backwards:
-    """An engine that answers with the prompt's bytes backwards and notes what it was asked.
+class Backwards(InstantEngine):
+    """Answers with the prompt's bytes backwards and notes what it was asked.
 
     A token of the tiny models is a byte, after one for the beginning.
     """
 
-    context_length = 512
-    notices = ()
-
     def __init__(self) -> None:
-        self.usage = Usage()
+        super().__init__()
         self.asked: list[str] = []
-        self._waiting: list[tuple[int, str]] = []
 
-    def submit(self, job: EngineJob) -> int:
-        for row in job.plan.order.tolist():
-            self._waiting.append((row, bytes(job.tokens[row][1:].tolist()).decode()))
-        return 0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting)
-
-    def step(self) -> list[Completion]:
-        row, prompt = self._waiting.pop()
+    def text(self, row: int) -> str:
+        prompt = bytes(self.job.tokens[row][1:].tolist()).decode()
         self.asked.append(prompt)
-        return [
-            Completion(
-                job_id=0,
-                row=row,
-                token_ids=(1,),
-                text=prompt[::-1],
-                finish_reason=FinishReason.STOP,
-                completion_tokens=1,
-            )
-        ]
-
-    def close(self) -> None:
-        return
-
-    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
-        return ()
-
-    def check_scores(self, spec: GrammarSpec) -> None:
-        return
-
-    def __call__(self, *parts: object) -> Any:
-        """Is its own factory and maker."""
-        return self
+        return prompt[::-1]
 
 
 def run(model: str, path: Path, rows: Rows) -> tuple[list[str], Any]:

@@ -11,19 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from instant_engine import InstantEngine
 
 from batchradix import pipeline
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import (
     EngineOptions,
-    EngineSettings,
     OutputOptions,
     RunConfig,
     SamplingOptions,
 )
 from batchradix.errors import InputError, OutputMismatchError, SchemaError, TemplateError
 from batchradix.schema.output_schema import OutputSchema
-from batchradix.types import Completion, Engine, EngineJob, FinishReason, GrammarSpec, Usage
 
 MakeTinyModel = Callable[..., Path]
 DIGIT = {
@@ -193,69 +192,16 @@ def test_bad_jobs_are_refused_before_an_engine_is_made(markov: str, tmp_path: Pa
         pipeline.run(config(markov, rows, prompt=PromptOptions(template="{{ nope }}")))
 
 
-class Echo:
-    """An engine that answers with the row's number, some rows a step, and can be stopped."""
+class Echo(InstantEngine):
+    """Answers with the row's number."""
 
-    context_length = 512
-
-    notices = ()
-
-    def __init__(self) -> None:
-        self.usage = Usage()
-        self.submitted: list[int] = []
-        self.closed = False
-        self._waiting: list[int] = []
-
-    def submit(self, job: EngineJob) -> int:
-        self._waiting = job.plan.order.tolist()
-        self.submitted = list(self._waiting)
-        return 0
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting)
-
-    def step(self) -> list[Completion]:
-        row = self._waiting.pop()
-        return [
-            Completion(
-                job_id=0,
-                row=row,
-                token_ids=(1,),
-                text=f"row {row}",
-                finish_reason=FinishReason.STOP,
-                completion_tokens=1,
-            )
-        ]
-
-    def close(self) -> None:
-        self.closed = True
+    def text(self, row: int) -> str:
+        return f"row {row}"
 
 
 @pytest.fixture
 def echo() -> Echo:
     return Echo()
-
-
-class EchoMaker:
-    def __init__(self, engine: Echo) -> None:
-        self._engine = engine
-
-    def opening(self, spec: GrammarSpec) -> tuple[int, ...]:
-        return ()
-
-    def check_scores(self, spec: GrammarSpec) -> None:
-        pass
-
-    def __call__(self, settings: EngineSettings) -> Engine:
-        return self._engine
-
-
-def engines_of(engine: Echo) -> Any:
-    def check(checkpoint: Checkpoint, schema: OutputSchema | None) -> EchoMaker:
-        return EchoMaker(engine)
-
-    return check
 
 
 def stop_after(steps: int) -> Callable[[], int | None]:
@@ -268,15 +214,14 @@ def test_a_stopped_run_goes_on_with_the_rows_that_are_left(
 ) -> None:
     rows = [{"id": f"r{i}", "prompt": f"p {i}"} for i in range(6)]
     job = config(markov, rows, output=OutputOptions(path=tmp_path / "out.parquet"))
-    first = pipeline.run(job, engines=engines_of(echo), stop_requested=stop_after(4))
+    first = pipeline.run(job, engines=echo, stop_requested=stop_after(4))
     assert first.summary.stopped_by == 15
     assert first.summary.rows == 4
     assert echo.closed
     assert not (tmp_path / "out.parquet").exists()
     again = Echo()
-    second = pipeline.run(job, engines=engines_of(again))
-    assert len(again.submitted) == 2
-    assert set(again.submitted) | set(echo.submitted[2:]) == set(range(6))
+    second = pipeline.run(job, engines=again)
+    assert (echo.submitted, again.submitted) == ([0, 1, 2, 3, 4, 5], [4, 5])
     assert (second.summary.rows, second.summary.ok, second.summary.resumed_rows) == (6, 6, 4)
     table = pq.read_table(tmp_path / "out.parquet")
     assert table["id"].to_pylist() == [f"r{i}" for i in range(6)]
@@ -293,7 +238,7 @@ def test_a_killed_run_would_leave_no_token_files_behind(
         left.extend(tmp_path.iterdir())
 
     job = config(markov, [{"prompt": f"p {i}"} for i in range(3)])
-    outcome = pipeline.run(job, engines=engines_of(echo), stop_requested=look)
+    outcome = pipeline.run(job, engines=echo, stop_requested=look)
     assert outcome.summary.ok == 3
     assert left == []
 
@@ -303,10 +248,10 @@ def test_a_finished_run_makes_no_engine_and_leaves_the_file_alone(
 ) -> None:
     path = tmp_path / "out.arrow"
     job = config(markov, [{"prompt": "a"}], output=OutputOptions(path=path))
-    pipeline.run(job, engines=engines_of(echo))
+    pipeline.run(job, engines=echo)
     before = (path.stat().st_mtime_ns, path.read_bytes())
     again = Echo()
-    outcome = pipeline.run(job, engines=engines_of(again))
+    outcome = pipeline.run(job, engines=again)
     assert again.submitted == []
     assert outcome.summary.ok == outcome.summary.resumed_rows == 1
     assert (path.stat().st_mtime_ns, path.read_bytes()) == before
@@ -317,10 +262,10 @@ def test_an_edited_row_runs_again_and_the_others_do_not(
 ) -> None:
     output = OutputOptions(path=tmp_path / "out.jsonl")
     rows = [{"id": i, "prompt": f"p {i}"} for i in range(4)]
-    pipeline.run(config(markov, rows, output=output), engines=engines_of(echo))
+    pipeline.run(config(markov, rows, output=output), engines=echo)
     rows[2]["prompt"] = "another"
     again = Echo()
-    pipeline.run(config(markov, rows, output=output), engines=engines_of(again))
+    pipeline.run(config(markov, rows, output=output), engines=again)
     assert again.submitted == [2]
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == [0, 1, 2, 3]
@@ -347,14 +292,14 @@ def test_duplicates_left_over_by_a_stop_take_the_answer_that_is_committed(
 
     monkeypatch.setattr(ShardWriter, "append", failing)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.run(job, engines=engines_of(echo))
+        pipeline.run(job, engines=echo)
     monkeypatch.setattr(ShardWriter, "append", append)
     again = Echo()
-    outcome = pipeline.run(job, engines=engines_of(again))
+    outcome = pipeline.run(job, engines=again)
     assert again.submitted == []
     assert outcome.summary.rows == outcome.summary.ok == outcome.summary.resumed_rows == 4
     undisturbed = replace(job, output=OutputOptions(path=tmp_path / "whole.jsonl"))
-    pipeline.run(undisturbed, engines=engines_of(Echo()))
+    pipeline.run(undisturbed, engines=Echo())
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
@@ -363,17 +308,17 @@ def test_another_job_on_the_same_output_is_refused_and_says_what_changed(
 ) -> None:
     output = OutputOptions(path=tmp_path / "out.jsonl")
     rows = [{"prompt": "a"}]
-    pipeline.run(config(markov, rows, output=output), engines=engines_of(echo))
+    pipeline.run(config(markov, rows, output=output), engines=echo)
     changed = config(markov, rows, output=output, sampling=SamplingOptions(max_tokens=5))
     with pytest.raises(OutputMismatchError, match="max_tokens: 4 → 5"):
-        pipeline.run(changed, engines=engines_of(Echo()))
+        pipeline.run(changed, engines=Echo())
     restarted = config(
         markov,
         rows,
         output=OutputOptions(path=tmp_path / "out.jsonl", restart=True),
         sampling=SamplingOptions(max_tokens=5),
     )
-    assert pipeline.run(restarted, engines=engines_of(Echo())).summary.ok == 1
+    assert pipeline.run(restarted, engines=Echo()).summary.ok == 1
 
 
 def test_plan_counts_what_rows_share(markov: str) -> None:

@@ -188,7 +188,7 @@ def test_tools_that_cannot_be_used_are_refused(tools: Any, sentence: str) -> Non
         ({"parallel": 1}, "parallel_tool_calls must be True or False"),
         ({"style": "json", "choice": "auto"}, "the format json has no marker"),
         ({"style": "llama3", "parallel": True}, "cannot be had in the format llama3"),
-        ({}, "not known for model m, which has no chat template; give --tool-format"),
+        ({}, "not known for model m, which has no chat template; give tool_format"),
     ],
 )
 def test_what_cannot_be_had_is_refused(options: dict[str, Any], sentence: str) -> None:
