@@ -29,7 +29,8 @@ def rotate_rows_reference(x: torch.Tensor) -> torch.Tensor:
     runs = x.view(len(x), -1, power)
     if width > power:
         runs = runs - 2 * power / width * runs.sum(dim=1, keepdim=True)
-    return runs.flatten(1) / power**0.5
+    rotated: torch.Tensor = runs.reshape(x.shape) * (1 / power**0.5)
+    return rotated
 
 
 def quantise_rows_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,8 +3,8 @@
 Each thread owns some query rows (a query token and one query head of a key head's group) and
 takes them through their pieces in order of position with an online softmax (Milakov and
 Gimelshein 2018), so nothing is merged between pieces or threads. The pieces are cut in blocks of
-32 slots that are aligned in the pool, for AMX in windows of two of them. A row's result depends on its own query and pieces alone,
-not on which rows are computed beside it or by which thread.
+32 slots that are aligned in the pool, for AMX in windows of two of them. A row's result depends
+on its own query and pieces alone, not on which rows are computed beside it or by which thread.
 
 Numerics: float32 throughout for a float32 pool. For bfloat16 scores, softmax and sums are
 float32; AVX512-BF16 and AMX round the softmax weights to bfloat16 for the product with the values
