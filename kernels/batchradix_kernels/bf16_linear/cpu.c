@@ -1,3 +1,4 @@
+#include "avx512.h"
 #include "operations.h"
 #include "tiles.h"
 
@@ -29,15 +30,6 @@ struct sums {
     int rows, next;
 } __attribute__((aligned(64)));
 
-/* SwiGLU (Shazeer 2020) of one row. */
-BX_TARGET_BF16 BX_INLINE __m512 gate(const float *restrict gates, const float *restrict ups)
-{
-    float out[BLOCK] __attribute__((aligned(64)));
-    for (int j = 0; j < BLOCK; j++)
-        out[j] = gates[j] / (1.0f + bx_exponential(-gates[j])) * ups[j];
-    return _mm512_load_ps(out);
-}
-
 /* Up to `count` more rows to the output. */
 BX_TARGET_BF16 BX_INLINE void finish(const struct bf16_linear *c, struct sums *s, int count)
 {
@@ -55,9 +47,7 @@ BX_TARGET_BF16 BX_INLINE void finish(const struct bf16_linear *c, struct sums *s
             right = _mm512_add_ps(right, _mm512_loadu_ps(c->bias + s->column + BLOCK));
         }
         if (c->gated) {
-            _mm512_store_ps(sums, left);
-            _mm512_store_ps(sums + BLOCK, right);
-            __m256bh half = _mm512_cvtneps_pbh(gate(sums, sums + BLOCK));
+            __m256bh half = _mm512_cvtneps_pbh(bx_swiglu_16(left, right));
             _mm256_mask_storeu_epi16((uint16_t *)c->out + at, (__mmask16)mask, (__m256i)half);
         } else if (c->kind == BX_FLOAT32) {
             float *out = (float *)c->out + at;

@@ -1,3 +1,4 @@
+#include "avx512.h"
 #include "operations.h"
 #include "tiles.h"
 
@@ -111,16 +112,6 @@ BX_TARGET_AVX2 static void panel_avx2(const struct int8_linear *c, int64_t colum
     }
 }
 
-BX_TARGET_AVX512 BX_INLINE __m512i bfloat16_avx512(__m512 values)
-{
-    __m512i bits = _mm512_castps_si512(values);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i up = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd);
-    __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
-    return _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
-}
-
 /* As `finish`, with what is the same for all rows in registers; a row's part of the panel is
  * written at once, since in bfloat16 it is a line of the cache. */
 BX_TARGET_AVX512 BX_INLINE void finish_avx512(const struct int8_linear *c, const int32_t *sums,
@@ -150,8 +141,8 @@ BX_TARGET_AVX512 BX_INLINE void finish_avx512(const struct int8_linear *c, const
             _mm512_storeu_ps((float *)c->out + at, values[0]);
             _mm512_storeu_ps((float *)c->out + at + BLOCK, values[1]);
         } else {
-            __m256i low = _mm512_cvtepi32_epi16(bfloat16_avx512(values[0]));
-            __m256i high = _mm512_cvtepi32_epi16(bfloat16_avx512(values[1]));
+            __m256i low = _mm512_cvtepi32_epi16(bx_bfloat16_16(values[0]));
+            __m256i high = _mm512_cvtepi32_epi16(bx_bfloat16_16(values[1]));
             _mm512_storeu_si512((uint16_t *)c->out + at,
                                 _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
         }

@@ -104,10 +104,13 @@ BX_INLINE int bx_threads(int64_t elements, int most)
 /* From `name_rows(const struct name *, int64_t first, int64_t last)`, an inline function, makes
  * `name_run(struct name *, int64_t elements, int most_threads)`, which does rows [0, num_rows)
  * with the best instruction set. `struct name` has `int64_t num_rows`. */
-#define BX_ROW_KERNEL(name)                                                                       \
+#define BX_ROW_KERNEL(name) BX_ROW_KERNEL_WITH(name, name##_rows)
+
+/* The same with `rows_avx512`, like `name_rows`, for AVX512. */
+#define BX_ROW_KERNEL_WITH(name, rows_avx512)                                                     \
     BX_TARGET_AVX512 static void name##_avx512(const struct name *c, int64_t first, int64_t last) \
     {                                                                                             \
-        name##_rows(c, first, last);                                                              \
+        rows_avx512(c, first, last);                                                              \
     }                                                                                             \
     BX_TARGET_AVX2 static void name##_avx2(const struct name *c, int64_t first, int64_t last)     \
     {                                                                                             \

@@ -1,3 +1,4 @@
+#include "avx512.h"
 #include "operations.h"
 #include "quantise.h"
 
@@ -43,7 +44,43 @@ BX_INLINE void swiglu_rows(const struct swiglu *c, int64_t first, int64_t last)
         gate(c, first, last, BX_BFLOAT16, BX_INT8);
 }
 
-BX_ROW_KERNEL(swiglu)
+#if defined(__x86_64__)
+BX_AVX512_INLINE void gate_avx512(const struct swiglu *c, int64_t first, int64_t last, int kind,
+                                  int out_kind)
+{
+    int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
+    BX_SCRATCH(row, width);
+    BX_ROTATION(rotation, width, out_kind == BX_INT8);
+    for (int64_t r = first; r < last; r++) {
+        const char *gates = (const char *)c->gate_up + r * 2 * width * bytes;
+        void *to = out_kind == BX_INT8 ? (void *)row : (char *)c->out + r * width * bytes;
+        for (int64_t i = 0; i < width; i += 16) {
+            __m512 value = bx_load_16(gates, i, width - i, kind);
+            value = bx_swiglu_16(value, bx_load_16(gates, width + i, width - i, kind));
+            bx_store_16(to, i, width - i, out_kind == BX_INT8 ? BX_FLOAT32 : kind, value);
+        }
+        if (out_kind == BX_INT8)
+            c->scales[r] = bx_quantise_row((int8_t *)c->out + r * width, row, &rotation, width);
+    }
+}
+
+/* What is rounded to 8 or 16 bits needs no exact exponential. */
+BX_AVX512_INLINE void swiglu_rows_avx512(const struct swiglu *c, int64_t first, int64_t last)
+{
+    if (c->kind == BX_FLOAT32 && c->out_kind == BX_FLOAT32)
+        gate(c, first, last, BX_FLOAT32, BX_FLOAT32);
+    else if (c->kind == BX_FLOAT32)
+        gate_avx512(c, first, last, BX_FLOAT32, BX_INT8);
+    else if (c->out_kind == BX_BFLOAT16)
+        gate_avx512(c, first, last, BX_BFLOAT16, BX_BFLOAT16);
+    else
+        gate_avx512(c, first, last, BX_BFLOAT16, BX_INT8);
+}
+#else
+#define swiglu_rows_avx512 swiglu_rows
+#endif
+
+BX_ROW_KERNEL_WITH(swiglu, swiglu_rows_avx512)
 
 /* `gate_up`: [num_rows, 2 * width] to `out`: [num_rows, width]; `scales` for int8 alone. */
 BX_EXPORT void bx_swiglu(const void *gate_up, void *out, float *scales, int64_t num_rows,

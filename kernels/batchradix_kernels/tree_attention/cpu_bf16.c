@@ -5,6 +5,7 @@
 #include "cpu.h"
 
 #ifdef HAS_BF16_KERNELS
+#include "avx512.h"
 #include "tiles.h"
 
 #define AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,prefer-vector-width=512"
@@ -13,19 +14,6 @@
 #define ROWS 6
 #define SLACK 6.0f
 #define MOST_BLOCKS 2 /* of a window, whose weights are found together */
-
-/* 2 ** x, relative error 3e-06, which is far below bfloat16's 4e-3; one at zero, zero far below it,
- * NaN for NaN. */
-INLINE __m512 fast_exp2(__m512 x)
-{
-    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x) */
-    __m512 y = _mm512_set1_ps(0.013426684774458408f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.052242472767829895f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.241280198097229f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.6930448412895203f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, x); /* y * 2 ** floor(x) */
-}
 
 /* Slots [low, high) of 16, as bits. */
 INLINE __mmask16 slots_between(int low, int high)
@@ -45,7 +33,7 @@ static TARGET void raise(struct state row, __m512 most, float scale, int dim)
 {
     float largest = _mm512_reduce_max_ps(most);
     largest = largest > *row.peak ? largest : *row.peak; /* a NaN may have hidden the others */
-    __m512 fade = fast_exp2(_mm512_set1_ps((*row.peak - largest) * scale));
+    __m512 fade = bx_exp2_16(_mm512_set1_ps((*row.peak - largest) * scale));
     _mm512_storeu_ps(row.sum, _mm512_mul_ps(_mm512_loadu_ps(row.sum), fade));
     for (int e = 0; e < dim; e += 16)
         _mm512_storeu_ps(row.out + e, _mm512_mul_ps(_mm512_loadu_ps(row.out + e), fade));
@@ -71,8 +59,8 @@ INLINE void weigh(const int count, const int is_partly, const float *scores, uin
         raise(row, most, scale, dim);
     __m512 shift = _mm512_set1_ps(*row.peak * scale), total = _mm512_loadu_ps(row.sum);
     for (int i = 0; i < 2 * count; i += 2) {
-        __m512 w0 = fast_exp2(_mm512_fmsub_ps(s[i], factor, shift));
-        __m512 w1 = fast_exp2(_mm512_fmsub_ps(s[i + 1], factor, shift));
+        __m512 w0 = bx_exp2_16(_mm512_fmsub_ps(s[i], factor, shift));
+        __m512 w1 = bx_exp2_16(_mm512_fmsub_ps(s[i + 1], factor, shift));
         if (is_partly) {
             w0 = _mm512_maskz_mov_ps(slots_between(low - 16 * i, high - 16 * i), w0);
             w1 = _mm512_maskz_mov_ps(slots_between(low - 16 * i - 16, high - 16 * i - 16), w1);
