@@ -26,6 +26,8 @@ from workloads import Workload
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "batchradix": {},
     "batchradix-int8": {"quantize": "int8"},
+    "batchradix-deterministic": {"deterministic": True},
+    "batchradix-no-cache": {"prefix_cache": False},
 }
 """This package by its defaults and with other engine options, by the names of the variants."""
 
