@@ -81,6 +81,12 @@ def test_pieces_with_few_rows_get_the_low_tile():
     assert made.items[1][:, [0, 3, 4]].tolist() == [[0, 0, 16], [0, 16, 4], [59, 4, 5]]
 
 
+def test_long_items_come_first_so_that_none_is_waited_for_at_the_end():
+    made = plan([(0, 5, 0, 1), (5, 90, 1, 2), (95, 40, 2, 3)], [], 3)
+    assert made.items[0][:, 0].tolist() == [5, 95, 0]
+    assert slots_seen(made, 0) == [0, 1, 2, 3, 4]
+
+
 def test_a_causal_piece_with_cached_slots_before_it_hides_only_what_is_new():
     made = plan([], [(7, 12, 0, 3)], 3)
     assert [slots_seen(made, query) for query in range(3)] == [

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
-from batchradix_kernels.aot import CompileCase, compile_reports
+from batchradix_kernels.aot import CompileCase, CompileReport, compile_reports
 from batchradix_kernels.tree_attention.tiles import (
     Tile,
     compile_cases,
@@ -17,6 +15,8 @@ from batchradix_kernels.tree_attention.tiles import (
     roofline_table,
     table_cases,
 )
+
+triton = pytest.importorskip("triton")
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 MERGE = CompileCase(
@@ -57,16 +57,26 @@ COPY = CompileCase(
 )
 
 
-def test_attention_on_hopper_uses_its_tensor_cores_without_spilling():
+@pytest.fixture(scope="module")
+def on_hopper() -> tuple[list[CompileCase], list[CompileReport]]:
     cases = table_cases()
-    reports = compile_reports(cases)
-    for case, report in zip(cases, reports, strict=True):
+    return cases, compile_reports(cases)
+
+
+def test_attention_on_hopper_uses_its_tensor_cores_without_spilling(on_hopper):
+    for case, report in zip(*on_hopper, strict=True):
         report.check()
         high = case.constexprs["BLOCK_M"] == 128
         assert (report.wgmma > 0) == high
         assert (report.mma > 0) != high
-    table = roofline_table(cases, reports)
-    assert table in PAGE.read_text(encoding="utf-8"), f"docs/kernels.md should say\n\n{table}"
+
+
+def test_the_table_of_kernels_is_what_the_compiler_says(on_hopper):
+    page = PAGE.read_text(encoding="utf-8")
+    if f"(Triton {triton.__version__})" not in page:
+        pytest.skip("the table was made with another Triton")
+    table = roofline_table(*on_hopper)
+    assert table in page, f"docs/kernels.md should say\n\n{table}"
 
 
 def test_small_kernels_and_other_forms_of_attention_compile_without_spilling():

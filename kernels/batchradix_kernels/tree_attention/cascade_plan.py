@@ -26,10 +26,10 @@ UNLIMITED = 1 << 30  # more slots than any piece has
 
 @dataclass(frozen=True, slots=True)
 class CascadePlan:
-    """``items``: for each height of tile int32[n, 8] of (first, start, end, query_start,
-    num_queries, first_part, limit, 0): positions ``[start, end)`` of the piece that begins at
-    ``first``, a slot or a place in the table of pages; query ``query_start + i`` sees positions
-    below ``limit + i`` and its part is ``first_part + i``. The parts of query ``t`` are
+    """``items``: for each height of tile, the longest first, int32[n, 8] of (first, start, end,
+    query_start, num_queries, first_part, limit, 0): positions ``[start, end)`` of the piece that
+    begins at ``first``, a slot or a place in the table of pages; query ``query_start + i`` sees
+    positions below ``limit + i`` and its part is ``first_part + i``. The parts of query ``t`` are
     ``parts[offsets[t]:offsets[t + 1]]``, in order of position; int32[T + 1] and int32[P].
     """
 
@@ -74,6 +74,8 @@ def plan_cascade(
         ),
         axis=1,
     ).astype(np.int32)
+    longest_first = np.argsort(items[:, 1] - items[:, 2], kind="stable")
+    items, height = items[longest_first], height[longest_first]
     queries = np.repeat(query_start, count) + _places(count)
     parts = np.argsort(queries, kind="stable")
     offsets = np.searchsorted(queries[parts], np.arange(num_queries + 1))
