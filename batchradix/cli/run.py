@@ -105,7 +105,9 @@ def run(
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    attention: Annotated[str, typer.Option(help="auto, torch or cpu (C kernels).")] = "auto",
+    attention: Annotated[
+        str, typer.Option(help="auto, torch, cpu (C kernels) or triton (GPUs).")
+    ] = "auto",
     batch_size: Annotated[
         int | None, typer.Option(help="Most rows that decode together; 64.")
     ] = None,

@@ -261,6 +261,8 @@ def _open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # where Triton launches kernels
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise OptionError(

@@ -15,7 +15,7 @@ from batchradix_kernels.native import Level, level, library, limit_level
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import tree_attention_reference
 from batchradix_kernels.tree_attention.cpu import CpuTreeAttention, is_supported
-from batchradix_kernels.tree_attention.reference import slots_of_query
+from batchradix_kernels.tree_attention.reference import tree_attention_lse_reference
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the C kernels were not built")
 
@@ -100,17 +100,10 @@ class Case:
         q, pool = self.q.to(self.dtype), self.pool()
         wanted = tree_attention_reference(q, *pool, self.context, self.causal, scale=self.scale)
         assert_matches(out, wanted, TOLERANCES[self.dtype])
-        assert_matches(lse, self._lse(q, pool[0]), TOLERANCES[torch.float32], what="lse")
-
-    def _lse(self, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        group = self.heads[0] // self.heads[1]
-        keys = keys.double().repeat_interleave(group, dim=0)  # [H, S, E]
-        rows = []
-        for t in range(len(self.slots)):
-            seen = keys[:, slots_of_query(t, self.context, self.causal)]
-            scores = torch.einsum("he,hse->hs", q[t].double(), seen) * self.scale
-            rows.append(scores.logsumexp(dim=1))
-        return torch.stack(rows).float()
+        wanted = tree_attention_lse_reference(
+            q, pool[0], self.context, self.causal, scale=self.scale
+        )
+        assert_matches(lse, wanted, TOLERANCES[torch.float32], what="lse")
 
 
 def tree(num_rows: int, start: int = 5) -> tuple[list, list, list]:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.torch_backend import TorchAttention
+from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
 from batchradix_kernels.native import library
 
 BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
     "torch": TorchAttention,
     "cpu": CpuAttention,
+    "triton": TritonAttention,
 }
 
 
@@ -36,6 +38,11 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
         raise OptionError(
             f"`attention` cpu, the kernels in C, cannot be used here: "
             f"{CpuAttention.missing(shape)}; use torch"
+        )
+    missing = TritonAttention.missing(shape) if name == "triton" else None
+    if missing is not None:
+        raise OptionError(
+            f"`attention` triton, the kernels for GPUs, cannot be used here: {missing}"
         )
     return BACKENDS[name](shape)
 

@@ -1,8 +1,7 @@
 """Attention over tree nodes in plain torch operations: the backend that runs anywhere.
 
-The pool is one tensor [layers, 2, K, slots, E], so that a piece is a strided view of it and
-the keys of one head lie together. Every layer writes its keys and values, attends piece by
-piece (`tree_plan`), and merges what each query got by log-sum-exp in float32.
+Every layer writes its keys and values to a `plain_pool`, attends piece by piece (`tree_plan`),
+and merges what each query got by log-sum-exp in float32.
 
 Legend: L levels, T queries, K key heads, G query heads a key head, E head dimension, B pieces
 of a padded group, N queries of each, S slots of each.
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from batchradix.engine.attention import plain_pool
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.tree_plan import (
     GroupLimits,
@@ -23,7 +23,6 @@ from batchradix.engine.attention.tree_plan import (
     Piece,
     plan_rounds,
 )
-from batchradix.engine.cache.pool import slots_of
 from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.lse_merge import lse_merge, merge_outputs
@@ -77,35 +76,22 @@ class TorchAttention:
         self._num_slots = 0
 
     def allocate(self, num_slots: int) -> torch.Tensor:
-        shape = self.shape
         self._num_slots = num_slots
-        return torch.empty(
-            (shape.num_layers, 2, shape.num_kv_heads, num_slots, shape.head_dim),
-            dtype=shape.dtype,
-            device=shape.device,
-        )
+        return plain_pool.allocate(self.shape, num_slots)
 
     def move(self, pool: torch.Tensor, moves: I64) -> None:
-        if len(moves) == 0:
-            return
-        sources = self._tensor(slots_of((source, n) for source, _, n in moves))
-        targets = self._tensor(slots_of((target, n) for _, target, n in moves))
-        for layer in pool:
-            layer.index_copy_(2, targets, layer.index_select(2, sources))
+        plain_pool.move(pool, moves, triton=False)
 
     def poison(self, pool: torch.Tensor, slot_start: int, num_slots: int) -> None:
-        pool[:, :, :, slot_start : slot_start + num_slots] = math.nan
+        plain_pool.poison(pool, slot_start, num_slots)
 
     def export(self, pool: torch.Tensor, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = pool.index_select(3, self._tensor(slots)).unbind(1)
-        return keys, values
+        return plain_pool.export(pool, slots)
 
     def load(
         self, pool: torch.Tensor, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor
     ) -> None:
-        slots = slice(slot_start, slot_start + k_LKnE.shape[2])
-        pool[:, 0, :, slots] = k_LKnE
-        pool[:, 1, :, slots] = v_LKnE
+        plain_pool.load(pool, slot_start, k_LKnE, v_LKnE)
 
     def plan(self, step: Step) -> TorchPlan:
         shape, group, num_tokens = self.shape, self._group, step.num_tokens

@@ -11,9 +11,16 @@ import math
 
 import torch
 
-from batchradix_kernels.lse_merge.reference import lse_merge_reference
+from batchradix_kernels.lse_merge.reference import lse_merge_reference, merge_parts_reference
+from batchradix_kernels.triton_runtime import serves
 
-__all__ = ["lse_merge", "lse_merge_reference", "merge_outputs"]
+__all__ = [
+    "lse_merge",
+    "lse_merge_reference",
+    "merge_outputs",
+    "merge_parts",
+    "merge_parts_reference",
+]
 
 
 def lse_merge(outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,6 +41,30 @@ def merge_outputs(outputs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
     if outputs.shape[0] == 1:
         return outputs[0]
     return _weighted_sum(outputs, torch.softmax(lses, dim=0))
+
+
+def merge_parts(
+    outputs: torch.Tensor,
+    lses: torch.Tensor,
+    offsets: torch.Tensor,
+    parts: torch.Tensor,
+    out: torch.Tensor,
+    out_lse: torch.Tensor | None = None,
+) -> None:
+    """Merges of each of ``T`` queries its own parts, however many, in the order they stand in.
+
+    ``outputs``: float32[P, H, E], ``lses``: float32[P, H], as for `lse_merge`; the parts of query
+    ``t`` are ``parts[offsets[t]:offsets[t + 1]]``, ``offsets``: int32[T + 1], ``parts``: int32,
+    what lies behind the last offset being unused. Writes to ``out``, [T, H, E] of any float dtype,
+    and ``out_lse``, float32[T, H]: zero and ``-inf`` for a query without parts or without keys.
+    All are contiguous.
+    """
+    if serves(out.device):
+        from batchradix_kernels.lse_merge.triton import merge_parts_triton
+
+        merge_parts_triton(outputs, lses, offsets, parts, out, out_lse)
+    else:
+        merge_parts_reference(outputs, lses, offsets, parts, out, out_lse)
 
 
 def _weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

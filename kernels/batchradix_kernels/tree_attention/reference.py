@@ -49,3 +49,22 @@ def tree_attention_reference(
             weights = torch.softmax(keys @ q[t, head].double() * scale, dim=0)
             out[t, head] = weights @ values
     return out.float()
+
+
+def tree_attention_lse_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    context: Iterable[tuple[int, ...]],
+    causal: Iterable[tuple[int, ...]],
+    *,
+    scale: float,
+) -> torch.Tensor:
+    """The log-sum-exps of the scores behind `tree_attention_reference`: float32[T, H]."""
+    context, causal = list(context), list(causal)
+    group = q.shape[1] // k.shape[0]
+    keys = k.double().repeat_interleave(group, dim=0)  # [H, S, E]
+    rows = []
+    for t in range(q.shape[0]):
+        seen = keys[:, slots_of_query(t, context, causal)]
+        rows.append((torch.einsum("he,hse->hs", q[t].double(), seen) * scale).logsumexp(dim=1))
+    return torch.stack(rows).float()

@@ -13,8 +13,13 @@ from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.errors import OptionError
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import tree_attention_reference
+from batchradix_kernels.triton_runtime import interprets
 
-HEADS = [(2, 2, 64), (6, 2, 80), (4, 1, 64), (8, 1, 128), (9, 3, 20)]
+# Under Triton's interpreter (`tests/interpreted`) the Triton backend alone, and little of it.
+BACKENDS = ["triton"] if interprets() else ["torch", "torch without flash attention", "cpu"]
+HEADS = [(9, 3, 20)]
+if not interprets():
+    HEADS += [(2, 2, 64), (6, 2, 80), (4, 1, 64), (8, 1, 128)]
 POOL_SLOTS = 700
 
 
@@ -61,7 +66,7 @@ class Tree:
                 self.context.append([start, length, below, len(self.slots)])
 
 
-@pytest.fixture(params=["torch", "torch without flash attention", "cpu"])
+@pytest.fixture(params=BACKENDS)
 def backend_name(request, monkeypatch, native):
     """The torch backend must not depend on an operator that other devices lack."""
     if request.param == "torch without flash attention":
@@ -167,6 +172,7 @@ def small_shape(dtype: torch.dtype, num_layers: int = 1) -> AttentionShape:
     )
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("broken", ["q", "k", "first k"])
 def test_a_query_that_went_bad_is_never_given_zeros(lab, backend_name, dtype, broken):
@@ -228,3 +234,15 @@ def test_missing_c_kernels_are_told_where_they_would_have_served(monkeypatch):
     assert "install a C compiler" in told
     assert missing_kernels("torch", "cpu") is None
     assert missing_kernels("auto", "cuda") is None
+
+
+@pytest.mark.skipif(interprets(), reason="the interpreter stands in for a GPU")
+def test_triton_is_refused_without_a_gpu():
+    with pytest.raises(OptionError, match="kernels for GPUs, cannot be used here: it needs a GPU"):
+        make_backend("triton", small_shape(torch.float32))
+
+
+def test_triton_is_refused_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr("batchradix.engine.attention.triton_backend.is_installed", lambda: False)
+    with pytest.raises(OptionError, match="Triton is not installed; use torch"):
+        make_backend("triton", small_shape(torch.float32))

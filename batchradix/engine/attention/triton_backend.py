@@ -1,0 +1,83 @@
+"""Attention over tree nodes through the Triton kernels of the kernel library.
+
+For GPUs. On the CPU the kernels run in Triton's interpreter where it was asked for, which proves
+what they compute and takes about a thousand times as long.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from batchradix.engine.attention import plain_pool
+from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.step import Step
+from batchradix.types import I64
+from batchradix_kernels.triton_runtime import is_installed, serves
+
+if TYPE_CHECKING:
+    from batchradix_kernels.tree_attention.triton import TritonTreePlan
+
+
+class TritonAttention:
+    """Implements `AttentionBackend`."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        # Not everywhere where batchradix runs is there a Triton to import.
+        from batchradix_kernels.tree_attention.triton import TritonTreeAttention
+
+        self.shape = shape
+        self._kernel = TritonTreeAttention(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            scale=shape.scale,
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+
+    @staticmethod
+    def missing(shape: AttentionShape) -> str | None:
+        """Why it does not serve, and what to do instead; None where it does."""
+        if not is_installed():
+            return "Triton is not installed; use torch"
+        if serves(shape.device):
+            return None
+        if shape.device.type == "cpu":
+            return (
+                "it needs a GPU (TRITON_INTERPRET=1 runs its kernels on the CPU, very slowly, "
+                "for tests); use cpu or torch"
+            )
+        return f"it does not serve {shape.device.type} here (TRITON_INTERPRET must not be set)"
+
+    def allocate(self, num_slots: int) -> torch.Tensor:
+        return plain_pool.allocate(self.shape, num_slots)
+
+    def move(self, pool: torch.Tensor, moves: I64) -> None:
+        plain_pool.move(pool, moves, triton=True)
+
+    def poison(self, pool: torch.Tensor, slot_start: int, num_slots: int) -> None:
+        plain_pool.poison(pool, slot_start, num_slots)
+
+    def export(self, pool: torch.Tensor, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
+        return plain_pool.export(pool, slots)
+
+    def load(
+        self, pool: torch.Tensor, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor
+    ) -> None:
+        plain_pool.load(pool, slot_start, k_LKnE, v_LKnE)
+
+    def plan(self, step: Step) -> TritonTreePlan:
+        return self._kernel.plan(step.slots, step.context, step.causal)
+
+    def run(
+        self,
+        layer: int,
+        q_THE: torch.Tensor,
+        k_TKE: torch.Tensor,
+        v_TKE: torch.Tensor,
+        pool: torch.Tensor,
+        plan: TritonTreePlan,
+    ) -> torch.Tensor:
+        return self._kernel.run(plan, pool[layer], q_THE, k_TKE, v_TKE)

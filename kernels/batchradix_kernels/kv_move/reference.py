@@ -1,0 +1,10 @@
+"""Moving keys and values within a pool, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def kv_move_reference(pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Same contract as `kv_move`."""
+    pool.index_copy_(-2, targets.long(), pool.index_select(-2, sources.long()))

@@ -1,0 +1,337 @@
+"""Attention over all pieces of a step in Triton: four kernels a layer, whatever the tree.
+
+One writes the new keys and values, two attend, for low and for high tiles, and one merges. A tile
+stacks query rows (the queries of a piece times the query heads of a key head), so the keys of a
+shared node are multiplied as matrices with all rows below it. A program walks one item of
+`cascade_plan`: a tile over a run of slots, with an online softmax (Milakov and Gimelshein 2018),
+causal or not, and writes a normalised partial result with its log-sum-exp. The parts of each
+query are then merged (`lse_merge`).
+
+Numerics: queries, keys and values are multiplied in the pool's dtype (float32 without TF32) and
+summed in float32; softmax, log-sum-exps and merging are float32, in base two. Softmax weights are
+rounded to the pool's dtype for the product with the values, their sum is not. A query with a NaN
+among its scores or values gets NaN; so may, in a causal piece, a query before it in its tile.
+
+Legend: T queries, H query heads, K key heads, G = H / K, E head dimension, S slots, M rows and N
+slots of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from batchradix_kernels.kv_store.triton import kv_store_triton
+from batchradix_kernels.lse_merge.triton import merge_parts_triton
+from batchradix_kernels.tree_attention.cascade_plan import I32, I64, plan_cascade
+from batchradix_kernels.tree_attention.tiles import Tile, choose_tiles, fit
+
+__all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel"]
+
+LOG2_E = 1.4426950408889634
+LN_2 = tl.constexpr(0.6931471805599453)
+PROGRAMS_PER_PROCESSOR = 4
+INTERPRETER_PROGRAMS = 8
+ALIGNMENT = 4  # int32 numbers, so that each array of an upload begins at 16 bytes
+
+
+@triton.jit
+def _attend_tile(
+    q_ME,
+    top_M,
+    total_M,
+    sums_ME,
+    keys,
+    values,
+    pages,
+    first,
+    start,
+    end,
+    seen_M,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Takes positions ``[start, start + BLOCK_N)`` into the running softmax; ``MASKED`` where
+    some lie behind ``end`` or are not seen by each row."""
+    n = start + tl.arange(0, BLOCK_N)
+    e = tl.arange(0, BLOCK_E)
+    if PAGE_SIZE == 0:
+        slot_N = first + n
+    elif MASKED:
+        page_N = tl.load(pages + first + n // PAGE_SIZE, mask=n < end, other=0)
+        slot_N = page_N * PAGE_SIZE + n % PAGE_SIZE
+    else:
+        slot_N = tl.load(pages + first + n // PAGE_SIZE) * PAGE_SIZE + n % PAGE_SIZE
+    at_NE = slot_N.to(tl.int64)[:, None] * HEAD_DIM + e[None, :]
+    if MASKED:
+        mask_NE = (n < end)[:, None] & (e < HEAD_DIM)[None, :]
+        k_NE = tl.load(keys + at_NE, mask=mask_NE, other=0.0)
+        v_NE = tl.load(values + at_NE, mask=mask_NE, other=0.0)
+    elif BLOCK_E > HEAD_DIM:
+        k_NE = tl.load(keys + at_NE, mask=(e < HEAD_DIM)[None, :], other=0.0)
+        v_NE = tl.load(values + at_NE, mask=(e < HEAD_DIM)[None, :], other=0.0)
+    else:
+        k_NE = tl.load(keys + at_NE)
+        v_NE = tl.load(values + at_NE)
+    scores_MN = tl.dot(q_ME, tl.trans(k_NE), input_precision=PRECISION) * scale_log2
+    if MASKED:
+        scores_MN = tl.where(n[None, :] < seen_M[:, None], scores_MN, float("-inf"))
+    higher_M = tl.maximum(top_M, tl.max(scores_MN, 1))
+    base_M = tl.where(higher_M == float("-inf"), 0.0, higher_M)  # -inf - -inf is NaN
+    weights_MN = tl.exp2(scores_MN - base_M[:, None])
+    kept_M = tl.exp2(top_M - base_M)
+    total_M = total_M * kept_M + tl.sum(weights_MN, 1)
+    sums_ME = sums_ME * kept_M[:, None]
+    sums_ME += tl.dot(weights_MN.to(v_NE.dtype), v_NE, input_precision=PRECISION)
+    return higher_M, total_M, sums_ME
+
+
+@triton.jit
+def attend_items_kernel(
+    q,
+    keys,
+    values,
+    items,
+    pages,
+    partial,
+    partial_lse,
+    q_token_stride,
+    q_head_stride,
+    kv_head_stride,
+    scale_log2,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (i, h): item i for key head h. An item without queries does nothing."""
+    item = items + tl.program_id(0) * 8
+    kv_head = tl.program_id(1)
+    first = tl.load(item)
+    start = tl.load(item + 1)
+    end = tl.load(item + 2)
+    query_start = tl.load(item + 3)
+    num_queries = tl.load(item + 4)
+    first_part = tl.load(item + 5)
+    limit = tl.load(item + 6)
+    if num_queries == 0:
+        return
+
+    query_M = tl.arange(0, BLOCK_M) // GROUP
+    head_M = kv_head * GROUP + tl.arange(0, BLOCK_M) % GROUP
+    e = tl.arange(0, BLOCK_E)
+    mask_ME = (query_M < num_queries)[:, None] & (e < HEAD_DIM)[None, :]
+    row_M = (query_start + query_M).to(tl.int64) * q_token_stride + head_M * q_head_stride
+    q_ME = tl.load(q + row_M[:, None] + e[None, :], mask=mask_ME, other=0.0)
+    q_ME = q_ME.to(keys.dtype.element_ty)
+    keys += kv_head.to(tl.int64) * kv_head_stride
+    values += kv_head.to(tl.int64) * kv_head_stride
+
+    seen_M = tl.minimum(limit + query_M, end)
+    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total_M = tl.zeros([BLOCK_M], tl.float32)
+    sums_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    whole = tl.maximum(tl.minimum(limit, end) - start, 0)  # seen by every row
+    edge = start + whole // BLOCK_N * BLOCK_N
+    for n in range(start, edge, BLOCK_N):
+        top_M, total_M, sums_ME = _attend_tile(
+            q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, seen_M,
+            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, PRECISION, False,
+        )  # fmt: skip
+    for n in range(edge, end, BLOCK_N):
+        top_M, total_M, sums_ME = _attend_tile(
+            q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, seen_M,
+            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, PRECISION, True,
+        )  # fmt: skip
+
+    divisor_M = tl.where(total_M == 0.0, 1.0, total_M)
+    place_M = (first_part + query_M).to(tl.int64) * (GROUP * tl.num_programs(1)) + head_M
+    place_ME = place_M[:, None] * HEAD_DIM + e[None, :]
+    tl.store(partial + place_ME, sums_ME / divisor_M[:, None], mask=mask_ME)
+    lse_M = (top_M + tl.log2(divisor_M)) * LN_2
+    tl.store(partial_lse + place_M, lse_M, mask=query_M < num_queries)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonTreePlan:
+    """A step's items on the device, with room for its parts."""
+
+    num_tokens: int
+    page_size: int
+    slots: torch.Tensor
+    pages: torch.Tensor
+    items: tuple[torch.Tensor, ...]
+    offsets: torch.Tensor
+    parts: torch.Tensor
+    partial: torch.Tensor
+    partial_lse: torch.Tensor
+
+
+class TritonTreeAttention:
+    """Plans once a step, runs once a layer.
+
+    ``dtype`` (float32, float16 or bfloat16) is that of pool and output; ``scale`` multiplies the
+    scores. A pool is [layers, 2, K, S, E], contiguous.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._group = num_heads // num_kv_heads
+        self._head_dim = head_dim
+        self._scale = scale
+        self._dtype = dtype
+        self._device = device
+        self._tiles, self._num_programs = _suit(head_dim, self._group, dtype, device)
+
+    def plan(
+        self,
+        slots: I64,
+        context: I64,
+        causal: I64,
+        *,
+        pages: I32 | None = None,
+        page_size: int = 0,
+    ) -> TritonTreePlan:
+        """``slots``: int64[T], where each query's key and value go; ``context``, ``causal``:
+        pieces as in `plan_cascade`, which begin at a slot. With ``pages``, tables of page numbers
+        one after the other, they begin at a place in it instead, where position ``i`` lies in
+        page ``pages[first + i // page_size]``. What a table holds behind a piece is never read.
+        """
+        num_tokens = len(slots)
+        plan = plan_cascade(
+            context,
+            causal,
+            num_tokens,
+            group=self._group,
+            num_kv_heads=self._num_kv_heads,
+            tile_rows=[tile.rows for tile in self._tiles],
+            num_programs=self._num_programs,
+        )
+        table = np.zeros(0, dtype=np.int32) if pages is None else pages
+        slots_, table_, offsets, parts, *items = self._upload(
+            [slots.astype(np.int32), table, plan.offsets, plan.parts, *plan.items]
+        )
+        size = (plan.num_parts, self._num_heads, self._head_dim)
+        return TritonTreePlan(
+            num_tokens=num_tokens,
+            page_size=0 if pages is None else page_size,
+            slots=slots_,
+            pages=table_,
+            items=tuple(items),
+            offsets=offsets,
+            parts=parts,
+            partial=torch.empty(size, dtype=torch.float32, device=self._device),
+            partial_lse=torch.empty(size[:2], dtype=torch.float32, device=self._device),
+        )
+
+    def run(
+        self,
+        plan: TritonTreePlan,
+        pool: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Writes keys and values of the queries to their slots, then attends.
+
+        ``pool``: [2, K, S, E], one layer's; ``q``: [T, H, E], ``k``, ``v``: [T, K, E] of any float
+        dtype, views whose last axis is dense, rounded to the pool's dtype. ``lse``: float32[T, H],
+        contiguous, gets the log-sum-exps of the scores. Returns [T, H · E] in the pool's dtype.
+        """
+        size = (plan.num_tokens, self._num_heads, self._head_dim)
+        assert q.shape == size
+        assert q.stride(2) == 1
+        assert pool.dtype == self._dtype
+        kv_store_triton(k, v, plan.slots, pool)
+        keys, values = pool.unbind(0)
+        for tile, items in zip(self._tiles, plan.items, strict=True):
+            if len(items):
+                self._attend(tile, items, plan, q, keys, values)
+        out = torch.empty(size, dtype=self._dtype, device=self._device)
+        merge_parts_triton(plan.partial, plan.partial_lse, plan.offsets, plan.parts, out, lse)
+        return out.view(plan.num_tokens, -1)
+
+    def _attend(
+        self,
+        tile: Tile,
+        items: torch.Tensor,
+        plan: TritonTreePlan,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        attend_items_kernel[(len(items), self._num_kv_heads)](
+            q,
+            keys,
+            values,
+            items,
+            plan.pages,
+            plan.partial,
+            plan.partial_lse,
+            q.stride(0),
+            q.stride(1),
+            keys.stride(0),
+            self._scale * LOG2_E,
+            GROUP=self._group,
+            HEAD_DIM=self._head_dim,
+            PAGE_SIZE=plan.page_size,
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.slots,
+            BLOCK_E=max(16, triton.next_power_of_2(self._head_dim)),
+            PRECISION="ieee",
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+
+    def _upload(self, arrays: list[I32]) -> list[torch.Tensor]:
+        """The arrays on the device, copied there at once."""
+        starts = np.cumsum([0, *(-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays)])
+        packed = torch.zeros(
+            int(starts[-1]), dtype=torch.int32, pin_memory=self._device.type == "cuda"
+        )
+        flat = packed.numpy()
+        for start, array in zip(starts.tolist(), arrays, strict=False):
+            flat[start : start + array.size] = array.ravel()
+        there = packed.to(self._device, non_blocking=True)
+        return [
+            there[start : start + array.size].view(array.shape)
+            for start, array in zip(starts.tolist(), arrays, strict=False)
+        ]
+
+
+def _suit(
+    head_dim: int, group: int, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Tile, ...], int]:
+    """Tiles for the device, and how many programs fill it."""
+    if device.type != "cuda":
+        return choose_tiles(head_dim, group, dtype), INTERPRETER_PROGRAMS
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    tiles = choose_tiles(head_dim, group, dtype, "gfx942" if torch.version.hip else "sm_90")
+    if not torch.version.hip:
+        shared = properties["max_shared_mem"]
+        tiles = tuple(fit(tile, head_dim, dtype.itemsize, shared) for tile in tiles)
+    return tiles, PROGRAMS_PER_PROCESSOR * properties["multiprocessor_count"]

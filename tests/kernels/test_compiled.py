@@ -1,0 +1,120 @@
+"""The Triton kernels compiled ahead of time for GPUs that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchradix_kernels.aot import CompileCase, CompileReport, compile_reports
+from batchradix_kernels.tree_attention.tiles import (
+    Tile,
+    compile_cases,
+    fit,
+    roofline_table,
+    table_cases,
+)
+
+triton = pytest.importorskip("triton")
+
+PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
+MERGE = CompileCase(
+    name="merge",
+    kernel="batchradix_kernels.lse_merge.triton:merge_parts_kernel",
+    signature={
+        **dict.fromkeys(("outputs", "lses", "out_lse"), "*fp32"),
+        **dict.fromkeys(("offsets", "parts"), "*i32"),
+        "out": "*bf16",
+        "num_heads": "i32",
+    },
+    constexprs={"HEAD_DIM": 128, "BLOCK_H": 16, "BLOCK_E": 128, "WITH_LSE": True},
+)
+STRIDES = ("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride")
+STORE = CompileCase(
+    name="store",
+    kernel="batchradix_kernels.kv_store.triton:kv_store_kernel",
+    signature={
+        **dict.fromkeys(("k", "v", "pool"), "*bf16"),
+        "slots": "*i32",
+        "num_tokens": "i32",
+        **dict.fromkeys(STRIDES, "i32"),
+        "num_slots": "i32",
+    },
+    constexprs={"HEAD_DIM": 128, "BLOCK_T": 32, "BLOCK_E": 128},
+    aligned=STRIDES,
+)
+COPY = CompileCase(
+    name="copy",
+    kernel="batchradix_kernels.kv_move.triton:kv_copy_kernel",
+    signature={
+        **dict.fromkeys(("source", "target"), "*bf16"),
+        **dict.fromkeys(("source_slots", "target_slots"), "*i32"),
+        "num_moves": "i32",
+        **dict.fromkeys(("source_plane_stride", "target_plane_stride"), "i64"),
+    },
+    constexprs={"GATHER": True, "HEAD_DIM": 128, "BLOCK_N": 32, "BLOCK_E": 128},
+)
+
+
+@pytest.fixture(scope="module")
+def on_hopper() -> tuple[list[CompileCase], list[CompileReport]]:
+    cases = table_cases()
+    return cases, compile_reports(cases)
+
+
+def test_attention_on_hopper_uses_its_tensor_cores_without_spilling(on_hopper):
+    for case, report in zip(*on_hopper, strict=True):
+        report.check()
+        high = case.constexprs["BLOCK_M"] == 128
+        assert (report.wgmma > 0) == high
+        assert (report.mma > 0) != high
+
+
+def test_the_table_of_kernels_is_what_the_compiler_says(on_hopper):
+    page = PAGE.read_text(encoding="utf-8")
+    if f"(Triton {triton.__version__})" not in page:
+        pytest.skip("the table was made with another Triton")
+    table = roofline_table(*on_hopper)
+    assert table in page, f"docs/kernels.md should say\n\n{table}"
+
+
+def test_small_kernels_and_other_forms_of_attention_compile_without_spilling():
+    amd = compile_cases(128, 4, torch.bfloat16, architecture="gfx942")
+    cases = [MERGE, STORE, COPY, *compile_cases(64, 3, torch.float32), *amd]
+    reports = compile_reports(cases)
+    assert not [report for report in reports if report.spills or report.stack_bytes]
+    for report in reports:
+        report.check()
+        assert (report.mma > 0) == (report.target == "gfx942")
+
+
+def test_tiles_give_up_stages_where_shared_memory_is_small():
+    (_, case) = compile_cases(128, 4, torch.bfloat16)
+    high = Tile(128, 64, case.num_warps, case.num_stages)
+    assert fit(high, 128, 2, 232_448).num_stages == 3
+    assert fit(high, 128, 2, 101_376).num_stages == 2
+    assert fit(high, 128, 2, 65_536).num_stages == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ["sm_90", "gfx942"])
+def test_every_shape_of_head_compiles_without_spilling(dtype, architecture):
+    cases = [
+        case
+        for head_dim, group in [(64, 1), (64, 8), (80, 1), (96, 4), (128, 1), (128, 16), (256, 4)]
+        for page_size, query_dtype in ((0, dtype), (16, torch.float32))
+        for case in compile_cases(
+            head_dim,
+            group,
+            dtype,
+            architecture=architecture,
+            page_size=page_size,
+            query_dtype=query_dtype,
+        )
+    ]
+    reports = compile_reports(cases)
+    assert not [report for report in reports if report.spills or report.stack_bytes]
+    for report in reports:
+        report.check()
