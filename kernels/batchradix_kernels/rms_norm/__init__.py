@@ -9,6 +9,7 @@ import torch
 from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
 from batchradix_kernels.rms_norm.reference import rms_norm_reference
+from batchradix_kernels.triton_runtime import serves
 
 __all__ = ["rms_norm", "rms_norm_int8", "rms_norm_reference"]
 
@@ -29,6 +30,10 @@ def rms_norm(
     ``x``, ``residual``: contiguous [T, D]; ``weight``: [D], all of one dtype, which is that of
     the result [T, D]. The sum is rounded to it, all else is float32 and rounded once.
     """
+    if x.is_cuda and serves(x.device):
+        from batchradix_kernels.rms_norm.triton import rms_norm_triton
+
+        return rms_norm_triton(x, weight, epsilon, residual)
     if _native is None or not x.is_cpu or x.dtype not in FLOATS:
         return rms_norm_reference(x, weight, epsilon, residual)
     out = torch.empty_like(x)
@@ -41,7 +46,7 @@ def rms_norm_int8(
 ) -> QuantisedRows:
     """`rms_norm` with a quantised result, not rounded to the dtype of ``x`` before."""
     if _native is None or not x.is_cpu or x.dtype not in FLOATS:
-        return quantise_rows(rms_norm_reference(x, weight, epsilon, residual))
+        return quantise_rows(rms_norm(x, weight, epsilon, residual))
     out = QuantisedRows(torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0]))
     _call(x, weight, epsilon, residual, *out)
     return out

@@ -8,6 +8,7 @@ import torch
 
 from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.rope.reference import rope_reference
+from batchradix_kernels.triton_runtime import serves
 
 __all__ = ["rope", "rope_reference"]
 
@@ -36,6 +37,11 @@ def rope(
     the heads are divided by their root mean square and multiplied by the weights before.
     Computed in float32 and rounded once.
     """
+    if heads.is_cuda and serves(heads.device):
+        from batchradix_kernels.rope.triton import rope_triton
+
+        rope_triton(heads, cosines, sines, num_q, num_k, norms)
+        return
     if _native is None or not heads.is_cpu or heads.dtype not in FLOATS:
         rope_reference(heads, cosines, sines, num_q, num_k, norms)
         return

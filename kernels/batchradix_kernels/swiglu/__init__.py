@@ -9,6 +9,7 @@ import torch
 from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
 from batchradix_kernels.swiglu.reference import swiglu_reference
+from batchradix_kernels.triton_runtime import serves
 
 __all__ = ["swiglu", "swiglu_int8", "swiglu_reference"]
 
@@ -22,6 +23,10 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
     Computed in float32 and rounded once.
     """
+    if gate_up.is_cuda and serves(gate_up.device):
+        from batchradix_kernels.swiglu.triton import swiglu_triton
+
+        return swiglu_triton(gate_up)
     if _native is None or not gate_up.is_cpu or gate_up.dtype not in FLOATS:
         return swiglu_reference(gate_up)
     num_rows, width = gate_up.shape
@@ -33,7 +38,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 def swiglu_int8(gate_up: torch.Tensor) -> QuantisedRows:
     """`swiglu` with a quantised result, not rounded to the dtype of ``gate_up`` before."""
     if _native is None or not gate_up.is_cpu or gate_up.dtype not in FLOATS:
-        return quantise_rows(swiglu_reference(gate_up))
+        return quantise_rows(swiglu(gate_up))
     num_rows, width = gate_up.shape
     values = torch.empty((num_rows, width // 2), dtype=torch.int8)
     out = QuantisedRows(values, torch.empty(num_rows))
