@@ -108,7 +108,7 @@ def read_texts(model: Any, texts: list[torch.Tensor]) -> tuple[list[float], torc
     """Mean negative log-likelihood (nats a token) of each window, and all likeliest tokens."""
     losses, best = [], []
     for ids in texts:
-        logits = model.logits(forward(model, ids, WholeText()))
+        logits = model.logits(forward(model, ids, WholeText())).float()
         losses.append(float(functional.cross_entropy(logits[:-1], ids[1:])))
         best.append(logits[:-1].argmax(dim=1))
     return losses, torch.cat(best)

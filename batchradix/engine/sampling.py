@@ -19,6 +19,7 @@ from torch import Tensor
 
 from batchradix.engine.rng import uniforms
 from batchradix.types import I64, U32, U64, RowSettings
+from batchradix_kernels.masked_sampling import apply_bitmask, masked_argmax
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM
 
@@ -113,7 +114,7 @@ class Sampler:
 
     @torch.inference_mode()  # logits come from there and cannot be written to outside
     def sample(self, logits: Tensor, batch: SamplingBatch) -> SampledTokens:
-        """One token a row of ``logits``: float32[R, vocab_size], which is used as scratch.
+        """One token a row of ``logits``: [R, vocab_size], any floating dtype.
 
         Greedy rows take the largest logit, the lowest id of equal ones.
         """
@@ -121,7 +122,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample_among(self, logits: Tensor, token_ids: I64, batch: SamplingBatch) -> SampledTokens:
-        """One token a row, where only some have logits: float32[R, n], used as scratch.
+        """One token a row, where only some have logits: [R, n], any floating dtype.
 
         ``token_ids``: int64[n], ascending, the tokens of the columns. Every row is masked and
         its mask allows none but these. Otherwise the same as `sample`.
@@ -131,75 +132,29 @@ class Sampler:
         return replace(sampled, token_ids=chosen)
 
     def _sample(self, x: Tensor, batch: SamplingBatch, columns: I64 | None) -> SampledTokens:
-        """Samples columns of ``x``: float32[R, n], which are tokens, or stand for ``columns``."""
-        num_rows = x.shape[0]
-        settings = batch.settings
-        penalised = [r for r in range(num_rows) if has_penalty(settings[r])]
-        drawn = np.array([s.temperature >= GREEDY_BELOW for s in settings], dtype=np.bool_)
-        masked = np.flatnonzero(batch.masked_rows)
-        if len(masked) or penalised:
-            # A mask or a penalty could hide a NaN or an infinity, so look before.
-            broken = ~(x.amax(dim=1) < torch.inf).cpu().numpy()
-            if batch.bitmask is not None and columns is not None:
-                allowed = _bits(batch.bitmask.numpy(), columns)
-                x.masked_fill_(torch.from_numpy(~allowed).to(x.device), _NEG_INF)
-            elif batch.bitmask is not None:
-                apply_bitmask(x, batch.bitmask, masked)
-            for r in penalised:
-                seen = np.asarray(batch.prompt_ids[r], dtype=np.int64)
-                generated = np.asarray(batch.generated_ids[r], dtype=np.int64)
-                if columns is not None:
-                    seen, generated = _places(seen, columns), _places(generated, columns)
-                _penalise(x[r], settings[r], seen, generated)
-            token_ids, peak = _first_argmax(x)
-        else:
-            token_ids, peak = _first_argmax(x)
-            broken = ~(peak < np.inf)
+        """Samples columns of ``x``: [R, n], which are tokens, or stand for ``columns``."""
+        if batch.bitmask is not None and columns is not None:
+            allowed = _bits(batch.bitmask.numpy(), columns)
+            batch = replace(batch, bitmask=_packed(allowed))
+        token_ids, peak = _largest(x, batch)
+        broken = np.isnan(peak)
+        others = np.array([is_drawn(s) or has_penalty(s) for s in batch.settings], dtype=np.bool_)
+        others &= ~broken & (peak > -np.inf)
+        for rows in _chunks(np.flatnonzero(others), x):
+            values = x[torch.from_numpy(rows).to(x.device)].float()  # a copy
+            token_ids[rows], peak[rows] = _choose(values, batch.take(rows), columns)
         empty = ~broken & ~(peak > -np.inf)
-        non_finite = broken | empty
-        rows = np.flatnonzero(drawn & ~non_finite)
-        if len(rows):
-            u = uniforms(batch.rng_key[rows], batch.num_generated[rows])
-            token_ids[rows] = _draw(x, rows, [settings[r] for r in rows], u)
-        token_ids[non_finite] = 0
+        token_ids[broken | empty] = 0
         return SampledTokens(
             token_ids=token_ids,
-            non_finite=non_finite,
+            non_finite=broken | empty,
             nothing_allowed=empty & batch.masked_rows,
         )
 
 
-def apply_bitmask(x: Tensor, bitmask: Tensor, rows: Sequence[int] | I64) -> None:
-    """Sets what the mask forbids to -inf, in place, in the given rows of ``x``: float32[R, V].
-
-    ``bitmask`` is as in `SamplingBatch`, at least ``V`` bits wide. An infinite logit that is
-    forbidden turns into NaN or stays -inf.
-    """
-    if x.device.type == "cpu":
-        _apply_bitmask_cpu(x.numpy(), bitmask.numpy(), rows)
-        return
-    index = torch.as_tensor(np.asarray(rows), device=x.device)
-    words = bitmask.to(x.device)[index]
-    shifts = torch.arange(32, dtype=torch.int32, device=x.device)
-    allowed = ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : x.shape[1]]
-    x[index] = torch.where(allowed, x[index], _NEG_INF)
-
-
-# Eight float32 a byte of mask: 0 where its bit is set, -inf where it is not.
-_ADDENDS = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, 0.0, -np.inf).astype(np.float32)
-
-
-def _apply_bitmask_cpu(
-    x: NDArray[np.float32], bitmask: NDArray[np.int32], rows: Sequence[int] | I64
-) -> None:
-    """Row by row, so that the expanded mask stays in the cache and is never written out."""
-    num_bytes = -(-x.shape[1] // 8)
-    octets = bitmask.astype("<i4", copy=False).view(np.uint8)
-    addend = np.empty((num_bytes, 8), dtype=np.float32)
-    flat = addend.reshape(-1)[: x.shape[1]]
-    for r in rows:
-        np.take(_ADDENDS, octets[r, :num_bytes], axis=0, out=addend, mode="clip")
-        np.add(x[r], flat, out=x[r])
+def is_drawn(s: RowSettings) -> bool:
+    """Whether a row's tokens are drawn and not the likeliest."""
+    return s.temperature >= GREEDY_BELOW
 
 
 def has_penalty(s: RowSettings) -> bool:
@@ -217,6 +172,56 @@ def _places(ids: I64, columns: I64) -> I64:
     places: I64 = np.searchsorted(columns, ids).astype(np.int64)
     found: I64 = places[columns[np.minimum(places, len(columns) - 1)] == ids]
     return found
+
+
+def _packed(bits: NDArray[np.bool_]) -> Tensor:
+    """bool[R, n] to a bitmask: int32[R, ceil(n / 32)]."""
+    octets = np.packbits(bits, axis=1, bitorder="little")
+    padded = np.zeros((len(bits), -(-bits.shape[1] // 32) * 4), dtype=np.uint8)
+    padded[:, : octets.shape[1]] = octets
+    return torch.from_numpy(padded.view("<i4").astype(np.int32, copy=False))
+
+
+def _largest(x: Tensor, batch: SamplingBatch) -> tuple[I64, NDArray[np.float32]]:
+    """(int64[R], float32[R]): what `masked_argmax` gives."""
+    bitmask, masked = None, None
+    if batch.bitmask is not None:
+        bitmask = batch.bitmask.to(x.device)
+        masked = torch.from_numpy(batch.masked_rows).to(x.device)
+    token_ids, peak = masked_argmax(x, bitmask, masked)
+    return token_ids.cpu().numpy(), peak.cpu().numpy()
+
+
+def _chunks(rows: I64, x: Tensor) -> list[I64]:
+    """``rows`` of ``x``: [R, V], as many at a time as are to be worked on together."""
+    chunk = len(rows)
+    if x.device.type == "cpu":
+        chunk = _CHUNK_ELEMENTS // x.shape[1]
+    chunk = max(1, chunk)
+    return [rows[at : at + chunk] for at in range(0, len(rows), chunk)]
+
+
+def _choose(
+    x: Tensor, batch: SamplingBatch, columns: I64 | None
+) -> tuple[I64, NDArray[np.float32]]:
+    """(int64[R], float32[R]): tokens of rows that are drawn or have penalties, and the largest
+    logits. ``x``: float32[R, V], NaN and +inf nowhere, which is used as scratch."""
+    if batch.bitmask is not None:
+        apply_bitmask(x, batch.bitmask, np.flatnonzero(batch.masked_rows))
+    for r, s in enumerate(batch.settings):
+        if has_penalty(s):
+            seen = np.asarray(batch.prompt_ids[r], dtype=np.int64)
+            generated = np.asarray(batch.generated_ids[r], dtype=np.int64)
+            if columns is not None:
+                seen, generated = _places(seen, columns), _places(generated, columns)
+            _penalise(x[r], s, seen, generated)
+    token_ids, peak = _first_argmax(x)
+    drawn = np.array([is_drawn(s) for s in batch.settings], dtype=np.bool_)
+    rows = np.flatnonzero(drawn & (peak > -np.inf))
+    if len(rows):
+        u = uniforms(batch.rng_key[rows], batch.num_generated[rows])
+        token_ids[rows] = _draw(x, rows, [batch.settings[r] for r in rows], u)
+    return token_ids, peak
 
 
 def _penalise(row: Tensor, s: RowSettings, prompt_ids: I64, generated: I64) -> None:
@@ -262,23 +267,19 @@ def _draw(x: Tensor, rows: I64, settings: Sequence[RowSettings], u: NDArray[np.f
     )
     kind = np.where(top_k > 0, 2, np.where(top_p < 1.0, 1, 0))
     out = np.empty(len(rows), dtype=np.int64)
-    chunk = len(rows)
-    if x.device.type == "cpu":
-        chunk = max(1, _CHUNK_ELEMENTS // num_choices)
     for k in np.unique(kind):
         members = np.flatnonzero(kind == k)
-        for at in range(0, len(members), chunk):
-            part = members[at : at + chunk]
-            logits = x[torch.from_numpy(rows[part]).to(x.device)]
-            params = torch.from_numpy(columns[:, part]).to(x.device)
-            draw = _Draw(logits, *(p[:, None] for p in params))
-            if k == 0:
-                ids = draw.from_all()
-            elif k == 1:
-                ids = draw.from_nucleus()
-            else:
-                ids = draw.from_top_k(torch.from_numpy(top_k[part]).to(x.device))
-            out[part] = ids.cpu().numpy()
+        whole = len(members) == len(x)
+        logits = x if whole else x[torch.from_numpy(rows[members]).to(x.device)]
+        params = torch.from_numpy(columns[:, members]).to(x.device)
+        draw = _Draw(logits, *(p[:, None] for p in params))
+        if k == 0:
+            ids = draw.from_all()
+        elif k == 1:
+            ids = draw.from_nucleus()
+        else:
+            ids = draw.from_top_k(torch.from_numpy(top_k[members]).to(x.device))
+        out[members] = ids.cpu().numpy()
     return out
 
 

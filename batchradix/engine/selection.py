@@ -22,7 +22,8 @@ class Logits(Protocol):
     """Where the logits of the launched step are had: a model runner."""
 
     def collect(self, rows: I64 | None = None) -> torch.Tensor:
-        """float32[len(rows), vocab_size], logits of the launched step; None for all rows."""
+        """[len(rows), vocab_size], any floating dtype: logits of the launched step; None for
+        all rows."""
         ...
 
     def collect_few(self, rows: I64, token_ids: I64) -> torch.Tensor:
@@ -135,12 +136,12 @@ class Selector:
 
 
 def _score(prepared: Prepared, rows: I64, logits: torch.Tensor, columns: I64 | None) -> None:
-    """Hands scored answers their logits: float32[len(rows), n], of all tokens or ``columns``."""
+    """Hands scored answers their logits: [len(rows), n], of all tokens or ``columns``."""
     wanted = [(place, prepared.scored.get(row)) for place, row in enumerate(rows.tolist())]
     scored = [(place, answer) for place, answer in wanted if answer is not None]
     if not scored:
         return
-    table = logits.detach().cpu().numpy()
+    table = logits.detach().float().cpu().numpy()
     for place, answer in scored:
         ids = answer.allowed_ids
         if not len(ids):

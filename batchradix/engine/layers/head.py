@@ -73,8 +73,8 @@ class OutputHead:
         self._rows = rows
 
     def all(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Normalised hidden states to float32[R, V]."""
-        return self._linear(x_RD).float()
+        """Normalised hidden states to [R, V], in the model's dtype."""
+        return self._linear(x_RD)
 
     def few(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """float32[R, len(token_ids)]: the logits of these (at least one) tokens alone."""

@@ -154,7 +154,7 @@ class Llama:
         return x_TD if left is None else x_TD.add_(left)
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Rows of `forward`'s result to float32[R, V]."""
+        """Rows of `forward`'s result to [R, V], in the model's dtype."""
         return self.head.all(self.norm(x_RD))
 
     def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:

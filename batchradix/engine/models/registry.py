@@ -25,7 +25,7 @@ class CausalLM(Protocol):
         ...
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Rows of hidden states to float32[R, vocab_size]."""
+        """Rows of hidden states to [R, vocab_size], in the model's dtype."""
         ...
 
     def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:

@@ -7,7 +7,7 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchradix.engine.sampling import apply_bitmask
+from batchradix_kernels.masked_sampling import apply_bitmask
 
 
 def random_mask(rng, num_rows, vocab_size):
