@@ -109,7 +109,8 @@ class ModelRunner:
             self._hidden = self._run(self._model, step)
 
     def collect(self, rows: I64 | None = None) -> torch.Tensor:
-        """Logits of the launched step: [len(rows), vocab_size] on the device, in the model's dtype.
+        """Logits of the launched step: [len(rows), vocab_size] on the device, in the model's dtype
+        or float32.
 
         ``rows``: int64, places among the step's logit sources; None for all of them.
         """

@@ -142,7 +142,15 @@ class Sampler:
         others &= ~broken & (peak > -np.inf)
         for rows in _chunks(np.flatnonzero(others), x):
             values = x[torch.from_numpy(rows).to(x.device)].float()  # a copy
-            token_ids[rows], peak[rows] = _choose(values, batch.take(rows), columns)
+            part = batch.take(rows)
+            if part.bitmask is not None:
+                apply_bitmask(values, part.bitmask, np.flatnonzero(part.masked_rows))
+            if any(map(has_penalty, part.settings)):
+                _penalise_rows(values, part, columns)
+                token_ids[rows], peak[rows] = _first_argmax(values)
+            drawn = np.flatnonzero(list(map(is_drawn, part.settings)) & (peak[rows] > -np.inf))
+            if len(drawn):
+                token_ids[rows[drawn]] = _draw(values, drawn, part)
         empty = ~broken & ~(peak > -np.inf)
         token_ids[broken | empty] = 0
         return SampledTokens(
@@ -201,13 +209,8 @@ def _chunks(rows: I64, x: Tensor) -> list[I64]:
     return [rows[at : at + chunk] for at in range(0, len(rows), chunk)]
 
 
-def _choose(
-    x: Tensor, batch: SamplingBatch, columns: I64 | None
-) -> tuple[I64, NDArray[np.float32]]:
-    """(int64[R], float32[R]): tokens of rows that are drawn or have penalties, and the largest
-    logits. ``x``: float32[R, V], NaN and +inf nowhere, which is used as scratch."""
-    if batch.bitmask is not None:
-        apply_bitmask(x, batch.bitmask, np.flatnonzero(batch.masked_rows))
+def _penalise_rows(x: Tensor, batch: SamplingBatch, columns: I64 | None) -> None:
+    """Applies penalties in place; ``x``: float32[R, V]."""
     for r, s in enumerate(batch.settings):
         if has_penalty(s):
             seen = np.asarray(batch.prompt_ids[r], dtype=np.int64)
@@ -215,13 +218,6 @@ def _choose(
             if columns is not None:
                 seen, generated = _places(seen, columns), _places(generated, columns)
             _penalise(x[r], s, seen, generated)
-    token_ids, peak = _first_argmax(x)
-    drawn = np.array([is_drawn(s) for s in batch.settings], dtype=np.bool_)
-    rows = np.flatnonzero(drawn & (peak > -np.inf))
-    if len(rows):
-        u = uniforms(batch.rng_key[rows], batch.num_generated[rows])
-        token_ids[rows] = _draw(x, rows, [batch.settings[r] for r in rows], u)
-    return token_ids, peak
 
 
 def _penalise(row: Tensor, s: RowSettings, prompt_ids: I64, generated: I64) -> None:
@@ -251,8 +247,10 @@ def _first_argmax(x: Tensor) -> tuple[I64, NDArray[np.float32]]:
     return index.cpu().numpy(), peak.cpu().numpy()
 
 
-def _draw(x: Tensor, rows: I64, settings: Sequence[RowSettings], u: NDArray[np.float64]) -> I64:
+def _draw(x: Tensor, rows: I64, batch: SamplingBatch) -> I64:
     """int64[len(rows)]: draws for the given rows of ``x``, rows of one kind together."""
+    settings = [batch.settings[r] for r in rows]
+    u = uniforms(batch.rng_key[rows], batch.num_generated[rows])
     num_choices = x.shape[1]
     top_k = np.array([s.top_k for s in settings], dtype=np.int64)
     top_k[(top_k <= 0) | (top_k >= num_choices)] = 0

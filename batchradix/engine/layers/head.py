@@ -73,7 +73,7 @@ class OutputHead:
         self._rows = rows
 
     def all(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Normalised hidden states to [R, V], in the model's dtype."""
+        """Normalised hidden states to [R, V], in the model's dtype or float32."""
         return self._linear(x_RD)
 
     def few(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:

@@ -154,7 +154,7 @@ class Llama:
         return x_TD if left is None else x_TD.add_(left)
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Rows of `forward`'s result to [R, V], in the model's dtype."""
+        """Rows of `forward`'s result to [R, V], in the model's dtype or float32."""
         return self.head.all(self.norm(x_RD))
 
     def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:

@@ -25,7 +25,7 @@ class CausalLM(Protocol):
         ...
 
     def logits(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Rows of hidden states to [R, vocab_size], in the model's dtype."""
+        """Rows of hidden states to [R, vocab_size], in the model's dtype or float32."""
         ...
 
     def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
