@@ -18,7 +18,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,71 +27,33 @@ RESULT = Path(__file__).with_name("results") / "attention.json"
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from measure import load_average, machine  # noqa: E402
 
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape  # noqa: E402
+from batchradix.engine.attention.bench import BenchStep, typical_steps  # noqa: E402
 from batchradix.engine.attention.cpu_backend import CpuAttention  # noqa: E402
 from batchradix.engine.attention.torch_backend import TorchAttention  # noqa: E402
-from batchradix.engine.step import Step, empty_i64  # noqa: E402
+from batchradix.engine.step import Step  # noqa: E402
 from batchradix_kernels.native import Level, level, limit_level  # noqa: E402
 
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 30, 9, 3, 64
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-@dataclass(frozen=True)
-class Workload:
-    step: Step
-    num_slots: int
-
-    @property
-    def flops(self) -> float:
-        """Of the two products of a whole step, all layers."""
-        pairs = sum(n * (end - start) for _, n, start, end in self.step.context.tolist())
-        pairs += sum(n * (n + 1) / 2 for _, n, _, _ in self.step.causal.tolist())
-        return 4.0 * pairs * NUM_HEADS * HEAD_DIM * NUM_LAYERS
+STEPS = dict(zip(("decode", "prefill"), typical_steps(), strict=False))
 
 
-def make_workload(slots: Any, context: Any, causal: Any, num_slots: int) -> Workload:
-    nothing = empty_i64(0)
-    slots = np.array(slots, dtype=np.int64)
-    step = Step(
-        token_ids=np.zeros_like(slots),
-        positions=np.zeros_like(slots),
-        slots=slots,
-        context=np.array(context, dtype=np.int64).reshape(-1, 4),
-        causal=np.array(causal, dtype=np.int64).reshape(-1, 4),
-        moves=empty_i64(0, 3),
-        logit_sources=nothing,
-        hold_queries=nothing,
-        hold_ids=nothing,
-        free_holds=nothing,
-    )
-    return Workload(step, num_slots)
+def flops(step: Step) -> float:
+    """Of the two products of a whole step, all layers."""
+    pairs = sum(n * (end - start) for _, n, start, end in step.context.tolist())
+    pairs += sum(n * (n + 1) / 2 for _, n, _, _ in step.causal.tolist())
+    return 4.0 * pairs * NUM_HEADS * HEAD_DIM * NUM_LAYERS
 
 
-def decode_step() -> Workload:
-    context, slots, at = [(0, 300, 0, 64)], [], 300
-    for document in range(8):
-        context.append((at, 400, 8 * document, 8 * document + 8))
-        at += 400
-    for row in range(64):
-        context.append((at, 50, row, row + 1))
-        slots.append(at + 49)
-        at += 51
-    return make_workload(slots, context, [], at)
-
-
-def prefill_step() -> Workload:
-    return make_workload(range(700, 1212), [(0, 700, 0, 512)], [(700, 512, 0, 512)], 1212)
-
-
-WORKLOADS = {"decode": decode_step, "prefill": prefill_step}
-
-
-def prepare(backend: AttentionBackend, workload: Workload, dtype: torch.dtype) -> Callable[[], Any]:
+def prepare(
+    backend: AttentionBackend, workload: BenchStep, dtype: torch.dtype
+) -> Callable[[], Any]:
     """A function that plans the step and runs all its layers."""
     pool = backend.allocate(workload.num_slots)
     storage = pool if isinstance(pool, torch.Tensor) else pool.storage
@@ -120,7 +81,7 @@ def ways(dtype: torch.dtype) -> list[tuple[str, Level | None]]:
 
 
 def measure(name: str, dtype_name: str, repeat: int) -> list[dict[str, Any]]:
-    dtype, workload = DTYPES[dtype_name], WORKLOADS[name]()
+    dtype, workload = DTYPES[dtype_name], STEPS[name]
     shape = AttentionShape(
         num_layers=NUM_LAYERS,
         num_heads=NUM_HEADS,
@@ -156,7 +117,7 @@ def measure(name: str, dtype_name: str, repeat: int) -> list[dict[str, Any]]:
                 "median_ms": round(1e3 * median, 2),
                 "least_ms": round(1e3 * least, 2),
                 "processor_median_ms": round(1e3 * statistics.median(processor[way]), 2),
-                "gflop_per_s_at_least_ms": round(workload.flops / least / 1e9, 1),
+                "gflop_per_s_at_least_ms": round(flops(workload.step) / least / 1e9, 1),
                 "ratio_to_torch": round(statistics.median(clock["torch"]) / median, 2),
             }
         )

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from batchradix._version import VERSION
-from batchradix.cli import check, history, models, plan, preview, report, run
+from batchradix.cli import bench_attention, check, history, models, plan, preview, report, run
 from batchradix.cli.options import flag
 from batchradix.errors import BatchradixError
 
@@ -59,6 +59,7 @@ app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.command("models")(models.models)
+app.command("bench-attention")(bench_attention.bench_attention)
 app.command("history")(history.history)
 app.command("report")(report.report)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
 from batchradix.engine.attention.base import AttentionShape
@@ -19,18 +20,13 @@ from batchradix.engine.attention.registry import make_backend
 from batchradix.engine.cache.pool import Extent, slots_of
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
+from batchradix.engine.device import open_device
 from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
-from batchradix.errors import OptionError
 from batchradix.types import I64
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _LOWER = "lower `prefill_tokens`, `batch_size` or `kv_tokens`"
 
 
@@ -57,26 +53,19 @@ class ModelRunner:
         self._retreat = retreat or forward_retreat()
         config = checkpoint.config
         torch.set_num_threads(settings.num_threads)
-        self._device = _open_device(settings.device)
+        self._device = open_device(settings.device)
         self._vocab_size = config.vocab_size
         self._holds: dict[int, torch.Tensor] = {}
         self._hidden: torch.Tensor | None = None  # [R, D] of the launched step
-        dtype = _DTYPES[settings.dtype]
         self._block_shape = (config.num_layers, config.num_kv_heads, -1, config.head_dim)
-        self._dtype = dtype
-        self._attention = make_backend(
-            settings.attention,
-            AttentionShape(
-                num_layers=config.num_layers,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.head_dim**-0.5,
-                dtype=dtype,
-                device=self._device,
-                batch_invariant=settings.deterministic,
-            ),
+        shape = AttentionShape.of(
+            config,
+            dtype=settings.dtype,
+            device=self._device,
+            batch_invariant=settings.deterministic,
         )
+        self._dtype = shape.dtype
+        self._attention = make_backend(settings.attention, shape, cache_folder())
         loading = (
             f"while loading {checkpoint.name} in {settings.dtype} with room for "
             f"{settings.kv_tokens} tokens of keys and values"
@@ -85,7 +74,7 @@ class ModelRunner:
         with enough_memory(loading, smaller), torch.inference_mode():
             self._model: CausalLM | None = load_model(
                 checkpoint,
-                dtype,
+                shape.dtype,
                 self._device,
                 quantize=settings.quantize,
                 batch_invariant=settings.deterministic,
@@ -256,17 +245,3 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 def _pairs(table: I64) -> list[Extent]:
     return [(int(start), int(length)) for start, length in table]
-
-
-def _open_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # where Triton launches kernels
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise OptionError(
-            f"the `device` {name!r} cannot be used here ({reason}); use cpu"
-        ) from error
-    return device

@@ -117,6 +117,24 @@ def test_the_commands_and_the_program_of_the_page_on_traces_run(
     assert "model_tokens" in done.stdout
 
 
+def test_the_command_of_the_page_on_runs_measures_and_keeps_what_auto_goes_by(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHRADIX_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(tiny_model_folder("random"), tmp_path / "Qwen3-4B")
+    [command] = blocks("docs/runs.md", "sh")
+    done = run(installed_command(command), tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    [shown] = blocks("docs/runs.md", "text")
+    labels = [
+        [line[:10] for line in lines if line[9] != "-"] for lines in (said, shown.splitlines())
+    ]
+    assert labels[0] == labels[1]
+    [table] = (tmp_path / "cache" / "attention").iterdir()
+    assert said[-1].endswith(str(table))
+
+
 def test_the_page_on_traces_names_every_column() -> None:
     page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     assert [name for name in STEPS.names if f"`{name}`" not in page] == []

@@ -7,8 +7,15 @@ from typing import Any, Protocol
 
 import torch
 
+from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.step import Step
 from batchradix.types import I64
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,27 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     batch_invariant: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        *,
+        dtype: str,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> AttentionShape:
+        """The shape of a model; ``dtype`` is named as in `EngineSettings`."""
+        return cls(
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            dtype=_DTYPES[dtype],
+            device=device,
+            batch_invariant=batch_invariant,
+        )
 
 
 class AttentionBackend(Protocol):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
+from batchradix.engine.attention.measured import fastest, read_times, table_key
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
 from batchradix_kernels.native import library
+from batchradix_kernels.triton_runtime import interprets
 
 BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
     "torch": TorchAttention,
@@ -18,8 +21,8 @@ BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
 }
 
 
-def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
-    """``auto``: the C kernels where they serve the shape, else torch operations.
+def make_backend(name: str, shape: AttentionShape, folder: Path | None = None) -> AttentionBackend:
+    """The backend of that name; of ``auto``, what `automatic` says.
 
     Raises `OptionError` for a name that is not in `BACKENDS`, or one that cannot serve.
     """
@@ -31,20 +34,50 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
             f"`deterministic` out"
         )
     if name == "auto":
-        name = "cpu" if serves else "torch"
+        name = automatic(shape, folder)
     if name not in BACKENDS:
         raise OptionError(f"`attention` must be auto, {', '.join(BACKENDS)}, not {name!r}")
-    if name == "cpu" and not serves:
-        raise OptionError(
-            f"`attention` cpu, the kernels in C, cannot be used here: "
-            f"{CpuAttention.missing(shape)}; use torch"
-        )
-    missing = TritonAttention.missing(shape) if name == "triton" else None
-    if missing is not None:
-        raise OptionError(
-            f"`attention` triton, the kernels for GPUs, cannot be used here: {missing}"
-        )
+    why_not = refusal(name, shape)
+    if why_not is not None:
+        raise OptionError(f"`attention` {why_not}")
     return BACKENDS[name](shape)
+
+
+def automatic(shape: AttentionShape, folder: Path | None = None) -> str:
+    """What ``auto`` means: the C kernels where they serve the shape, else torch operations, unless
+    a table in ``folder``, the cache folder, says that something else is faster here."""
+    usual = "cpu" if CpuAttention.serves(shape) else "torch"
+    if folder is None or shape.batch_invariant:
+        return usual
+    times = read_times(folder, table_key(shape, measurable(shape)))
+    return usual if times is None else fastest(times, usual)
+
+
+def refusal(name: str, shape: AttentionShape) -> str | None:
+    """Why a backend of `BACKENDS` cannot serve, and what to do; None where it can."""
+    if name == "cpu" and not CpuAttention.serves(shape):
+        why = CpuAttention.missing(shape)
+        return f"cpu, the kernels in C, cannot be used here: {why}; use torch"
+    missing = TritonAttention.missing(shape) if name == "triton" else None
+    if missing is None:
+        return None
+    return f"triton, the kernels for GPUs, cannot be used here: {missing}"
+
+
+def unmeasured(shape: AttentionShape) -> dict[str, str]:
+    """The backends that are no choice for ``auto``, each with why, and what to do."""
+    reasons = {name: refusal(name, shape) for name in BACKENDS}
+    if reasons["triton"] is None and interprets():
+        reasons["triton"] = (
+            "triton is interpreted here, which says nothing of its speed; unset TRITON_INTERPRET"
+        )
+    return {name: why for name, why in reasons.items() if why is not None}
+
+
+def measurable(shape: AttentionShape) -> list[str]:
+    """The backends that ``auto`` can choose from."""
+    reasons = unmeasured(shape)
+    return [name for name in BACKENDS if name not in reasons]
 
 
 def missing_kernels(name: str, device: str) -> str | None:

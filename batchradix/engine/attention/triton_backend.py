@@ -41,7 +41,7 @@ class TritonAttention:
     def missing(shape: AttentionShape) -> str | None:
         """Why it does not serve, and what to do instead; None where it does."""
         if not is_installed():
-            return "Triton is not installed; use torch"
+            return "Triton is not installed; run pip install triton, or use torch"
         if serves(shape.device):
             return None
         if shape.device.type == "cpu":

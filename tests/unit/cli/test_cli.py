@@ -49,6 +49,7 @@ OPTIONS = {
     "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
+    "bench-attention": {"--model", "-m", "--dtype", "--device", "--threads", "--json"},
     "history": {"--limit", "-n", "--json"},
     "report": {"--output", "-o", "--json"},
 }  # fmt: skip

@@ -244,5 +244,5 @@ def test_triton_is_refused_without_a_gpu():
 
 def test_triton_is_refused_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr("batchradix.engine.attention.triton_backend.is_installed", lambda: False)
-    with pytest.raises(OptionError, match="Triton is not installed; use torch"):
+    with pytest.raises(OptionError, match="not installed; run pip install triton, or use torch"):
         make_backend("triton", small_shape(torch.float32))

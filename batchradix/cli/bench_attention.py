@@ -1,0 +1,107 @@
+"""``batchradix bench-attention``: what attention takes on this machine, of a model's shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchradix.cli import options as shared
+
+if TYPE_CHECKING:
+    from batchradix.engine.attention.base import AttentionShape
+    from batchradix.engine.attention.measured import Times
+    from batchradix.report.progress import Progress
+
+
+def bench_attention(
+    model: shared.Model = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="CPU threads; as many as there are cores.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the attention backends on this machine, and keep the times for --attention auto.
+
+    Of the model only its shape is read, no weights. Runs of the same model shape, dtype and number
+    of threads then take the fastest backend.
+    """
+    import torch
+
+    from batchradix.checkpoint.checkpoint import open_checkpoint
+    from batchradix.config import EngineOptions, resolve_dtype
+    from batchradix.engine.attention.base import AttentionShape
+    from batchradix.engine.attention.bench import measure, typical_steps
+    from batchradix.engine.attention.measured import fastest
+    from batchradix.engine.attention.registry import automatic, unmeasured
+    from batchradix.engine.device import find_device, open_device, processor_name
+    from batchradix.errors import OptionError
+    from batchradix.report.machine import has_bf16, num_threads
+    from batchradix.report.progress import choose_progress
+
+    # Refuses what a run refuses.
+    wanted = EngineOptions(dtype=dtype, device=device, num_threads=threads)  # type: ignore[arg-type]
+    progress = choose_progress(quiet=False)
+    checkpoint = open_checkpoint(shared.named_model(model), notify=progress.message)
+    place, _ = find_device(wanted.device)
+    resolved = resolve_dtype(wanted.dtype, device=place, has_bf16=has_bf16())
+    torch.set_num_threads(wanted.num_threads or num_threads())
+    shape = AttentionShape.of(checkpoint.config, dtype=resolved, device=open_device(place))
+    steps = typical_steps()
+    times = measure(shape, steps)
+    found: dict[str, Any] = {
+        "model": checkpoint.name,
+        "dtype": resolved,
+        "device": place,
+        "processor": processor_name(shape.device),
+        "threads": torch.get_num_threads(),
+        "layers": shape.num_layers,
+        "heads": shape.num_heads,
+        "kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "steps": {each.name: each.what for each in steps},
+        "ms_per_layer": times,
+        "unmeasured": {
+            name: OptionError(why).spelt(shared.flag) for name, why in unmeasured(shape).items()
+        },
+        "auto": fastest(times, automatic(shape)),
+        "table": _keep(shape, times, progress),
+    }
+    for line in [json.dumps(found, ensure_ascii=False)] if as_json else _lines(found):
+        typer.echo(line)
+
+
+def _keep(shape: AttentionShape, times: Times, progress: Progress) -> str | None:
+    """The file that ``auto`` will look at, None where it cannot be written."""
+    from batchradix.checkpoint.cache_folder import cache_folder
+    from batchradix.engine.attention.measured import table_key, write_times
+    from batchradix.errors import ModelError
+
+    try:
+        return str(write_times(cache_folder(), table_key(shape, list(times)), times))
+    except (ModelError, OSError) as error:
+        progress.warn(f"the times are not kept, so auto goes by its rule: {error}")
+        return None
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """The table for people."""
+    heads = f"{found['heads']} query and {found['kv_heads']} key heads of {found['head_dim']}"
+    yield f"     model  {found['model']} in {found['dtype']}: {found['layers']} layers, {heads}"
+    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    yield f" processor  {found['processor']}, {threads}, {found['device']}"
+    times = found["ms_per_layer"]
+    yield "ms a layer" + "".join(f"{name:>10}" for name in times)
+    for step, what in found["steps"].items():
+        yield (
+            f"{step:>10}" + "".join(f"{each[step]:10.3f}" for each in times.values()) + f"  {what}"
+        )
+    for why in found["unmeasured"].values():
+        yield f"         -  {why}"
+    yield f"      auto  takes {found['auto']}"
+    if found["table"] is not None:
+        yield f"     table  {found['table']}"

@@ -1,0 +1,173 @@
+"""Measures what attention takes here, in steps that are typical of a run, on random numbers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.measured import Times
+from batchradix.engine.attention.registry import make_backend, measurable
+from batchradix.engine.memory import enough_memory
+from batchradix.engine.step import Step, empty_i64, i64_table
+from batchradix.types import I64
+
+ROUNDS = 11
+_WARM_UP_ROUNDS = 2
+_POOL_BYTES = 256 * 2**20  # about what a backend's pool may take
+_MAX_LAYERS = 8
+_FILLED_AT_ONCE = 4096  # slots
+
+
+@dataclass(frozen=True, slots=True)
+class BenchStep:
+    """A step over slots [0, num_slots) of a pool; ``what`` describes it for people."""
+
+    name: str
+    what: str
+    step: Step
+    num_slots: int
+
+
+def typical_steps() -> tuple[BenchStep, ...]:
+    """What `batchradix bench-attention` measures."""
+    return (
+        shared_decode(num_rows=64, num_prefix=300, num_documents=8, num_document=400, num_tail=50),
+        prefill(num_tokens=512, num_prefix=700),
+        separate_decode(num_rows=64, num_tokens=500),
+    )
+
+
+def shared_decode(
+    *, num_rows: int, num_prefix: int, num_documents: int, num_document: int, num_tail: int
+) -> BenchStep:
+    """Rows that decode below one prefix and, ``num_rows / num_documents`` each, below documents."""
+    each = num_rows // num_documents
+    context, at = [(0, num_prefix, 0, num_rows)], num_prefix
+    for first in range(0, num_rows, each):
+        context.append((at, num_document, first, first + each))
+        at += num_document
+    context += [(at + num_tail * row, num_tail, row, row + 1) for row in range(num_rows)]
+    ends = at + num_tail * np.arange(1, num_rows + 1)
+    what = (
+        f"{num_rows} rows decode below {num_prefix} shared tokens, {num_documents} documents of "
+        f"{num_document} and tails of {num_tail}"
+    )
+    return BenchStep("shared", what, _step(ends - 1, context, []), int(ends[-1]))
+
+
+def prefill(*, num_tokens: int, num_prefix: int) -> BenchStep:
+    """A chunk of a prompt behind what is cached of it."""
+    end = num_prefix + num_tokens
+    context = [(0, num_prefix, 0, num_tokens)]
+    causal = [(num_prefix, num_tokens, 0, num_tokens)]
+    what = f"a chunk of {num_tokens} prompt tokens behind {num_prefix} cached ones"
+    return BenchStep("prefill", what, _step(np.arange(num_prefix, end), context, causal), end)
+
+
+def separate_decode(*, num_rows: int, num_tokens: int) -> BenchStep:
+    """Rows that decode and have nothing in common."""
+    context = [(num_tokens * row, num_tokens, row, row + 1) for row in range(num_rows)]
+    ends = num_tokens * np.arange(1, num_rows + 1)
+    what = f"{num_rows} rows decode behind {num_tokens} tokens each, nothing shared"
+    return BenchStep("separate", what, _step(ends - 1, context, []), int(ends[-1]))
+
+
+def measure(
+    shape: AttentionShape,
+    steps: Sequence[BenchStep],
+    *,
+    num_rounds: int = ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
+    """What a layer takes in each step, of every backend that can serve; medians of ``num_rounds``.
+
+    The backends take turns, behind rounds that only warm up. The plan, which is made once a step,
+    counts with its share of a layer. ``clock`` says seconds. Raises `OutOfMemoryError`.
+    """
+    names = measurable(shape)
+    times: dict[str, dict[str, float]] = {name: {} for name in names}
+    remedy = "use a smaller model, or a `dtype` of 16 bits"
+    with enough_memory("while attention was measured", remedy), torch.inference_mode():
+        for bench in steps:
+            for name, taken_s in _measure_step(names, shape, bench, num_rounds, clock).items():
+                times[name][bench.name] = 1e3 * taken_s
+    return times
+
+
+def _measure_step(
+    names: Sequence[str],
+    shape: AttentionShape,
+    bench: BenchStep,
+    num_rounds: int,
+    clock: Callable[[], float],
+) -> dict[str, float]:
+    runs = {name: _prepare(name, shape, bench, clock) for name in names}
+    taken_s: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(_WARM_UP_ROUNDS + num_rounds):
+        for name in names[:: 1 if turn % 2 else -1]:
+            taken_s[name].append(runs[name]())
+    return {name: statistics.median(taken_s[name][_WARM_UP_ROUNDS:]) for name in names}
+
+
+def _prepare(
+    name: str, shape: AttentionShape, bench: BenchStep, clock: Callable[[], float]
+) -> Callable[[], float]:
+    """A function that runs the step on some layers and says how many seconds one took."""
+    layer_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize * bench.num_slots
+    num_layers = max(1, min(shape.num_layers, _MAX_LAYERS, _POOL_BYTES // layer_bytes))
+    backend = make_backend(name, replace(shape, num_layers=num_layers))
+    random = torch.Generator(shape.device).manual_seed(0)
+
+    def numbers(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=random, device=shape.device, dtype=shape.dtype)
+
+    pool = backend.allocate(bench.num_slots)
+    for start in range(0, bench.num_slots, _FILLED_AT_ONCE):
+        num_slots = min(_FILLED_AT_ONCE, bench.num_slots - start)
+        size = (num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
+        backend.load(pool, start, numbers(*size), numbers(*size))
+    heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    qkv = numbers(bench.step.num_tokens, sum(heads), shape.head_dim)
+    q, k, v = torch.split(qkv, heads, dim=1)
+
+    def run() -> float:
+        started_s = clock()
+        plan = backend.plan(bench.step)
+        _wait(shape.device)
+        planned_s = clock()
+        for layer in range(num_layers):
+            backend.run(layer, q, k, v, pool, plan)
+        _wait(shape.device)
+        ended_s = clock()
+        return (planned_s - started_s) / shape.num_layers + (ended_s - planned_s) / num_layers
+
+    return run
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _step(
+    slots: I64, context: Sequence[tuple[int, ...]], causal: Sequence[tuple[int, ...]]
+) -> Step:
+    nothing = empty_i64(0)
+    return Step(
+        token_ids=np.zeros_like(slots),
+        positions=np.zeros_like(slots),
+        slots=slots,
+        context=i64_table(context, 4),
+        causal=i64_table(causal, 4),
+        moves=empty_i64(0, 3),
+        logit_sources=nothing,
+        hold_queries=nothing,
+        hold_ids=nothing,
+        free_holds=nothing,
+    )

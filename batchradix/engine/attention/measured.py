@@ -1,0 +1,97 @@
+"""What attention takes on this machine, as it was measured, kept in the cache folder for ``auto``.
+
+A table is one JSON file, named by the SHA-256 of its key, which is all that the times depend on.
+What is not whole, not ours or of another key is as good as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchradix._version import VERSION
+from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder, replacing
+from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.device import processor_name
+
+Times = Mapping[str, Mapping[str, float]]
+"""Milliseconds a layer: by backend, then by step."""
+
+MARGIN = 0.9
+_FORMAT = 1  # another one for other steps to measure
+_MAX_BYTES = 1 << 16
+
+
+def table_key(shape: AttentionShape, backends: Sequence[str]) -> dict[str, Any]:
+    """All that times depend on, as a JSON object; ``backends`` are those that can serve."""
+    return {
+        "format": _FORMAT,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "processor": processor_name(shape.device),
+        "num_threads": torch.get_num_threads() if shape.device.type == "cpu" else 0,
+        "backends": sorted(backends),
+        "dtype": str(shape.dtype).removeprefix("torch."),
+        "num_layers": shape.num_layers,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+    }
+
+
+def fastest(times: Times, usual: str) -> str:
+    """The backend whose times are least, each step counting the same.
+
+    ``usual`` where none takes less than `MARGIN` of its times: measured twice they differ by a few
+    percent, and that a whole step may be one call of the C kernels is not among them.
+    """
+    means = {name: statistics.geometric_mean(steps.values()) for name, steps in times.items()}
+    best = min(means, key=means.__getitem__)
+    return best if means[best] < MARGIN * means[usual] else usual
+
+
+def write_times(folder: Path, key: Mapping[str, Any], times: Times) -> Path:
+    """Keeps a table in the cache folder, in the place of an older one, and returns its file.
+
+    Raises `ModelError` or `OSError` when the folder cannot be written.
+    """
+    make_cache_folder(folder)
+    path = _path(folder, key)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with replacing(path, suffix=".tmp") as file:
+        file.write(json.dumps({"key": key, "milliseconds": times}, indent=1).encode())
+    return path
+
+
+def read_times(folder: Path, key: Mapping[str, Any]) -> Times | None:
+    """The table of a key, None where there is none to be trusted."""
+    try:
+        with _path(folder, key).open("rb") as file:
+            if not is_own_file(os.fstat(file.fileno())):
+                return None
+            found = json.loads(file.read(_MAX_BYTES))
+        times = {
+            name: {step: float(taken_ms) for step, taken_ms in steps.items()}
+            for name, steps in found["milliseconds"].items()
+        }
+        is_ours = found["key"] == key and sorted(times) == key["backends"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    numbers = [taken_ms for steps in times.values() for taken_ms in steps.values()]
+    same_steps = len({frozenset(steps) for steps in times.values()}) == 1
+    if not (is_ours and same_steps and numbers):
+        return None
+    return times if all(0 < taken_ms < math.inf for taken_ms in numbers) else None
+
+
+def _path(folder: Path, key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return folder / "attention" / f"{digest}.json"
