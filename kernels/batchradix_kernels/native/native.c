@@ -1,14 +1,17 @@
 #include "native.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stddef.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+
+#if defined(__x86_64__)
+#include <cpuid.h>
 
 #define ARCH_REQ_XCOMP_PERM 0x1023
 #define XFEATURE_XTILEDATA 18
@@ -83,7 +86,7 @@ BX_EXPORT void bx_use_openmp(void *parallel, void *thread, void *num_threads)
 struct team {
     void (*body)(void *);
     void *argument;
-    int num_threads, arrived, round; /* of the barrier */
+    int num_threads, arrived, round, asleep; /* of the barrier */
     bx_task task;                    /* that of the first thread, as all below */
     void *context;
     int num_wanted;
@@ -92,7 +95,28 @@ struct team {
 static _Thread_local struct team *team; /* that this thread is in */
 static _Thread_local int team_thread;
 
-#define BX_SPINS 4000 /* some tens of microseconds, before a thread lets others have its core */
+#define BX_SPINS 500 /* some tens of microseconds, before a thread lets others have its core */
+
+#if defined(__linux__)
+/* Sleeps while `*word` is `value`. */
+static void sleep_while(int *word, int value)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake_all(int *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static void sleep_while(int *word, int value)
+{
+    (void)word, (void)value;
+    sched_yield();
+}
+
+static void wake_all(int *word) { (void)word; }
+#endif
 
 /* Returns when all threads of the team have come here. */
 static void meet(struct team *t)
@@ -101,17 +125,22 @@ static void meet(struct team *t)
     if (__atomic_add_fetch(&t->arrived, 1, __ATOMIC_ACQ_REL) ==
         __atomic_load_n(&t->num_threads, __ATOMIC_RELAXED)) {
         __atomic_store_n(&t->arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&t->round, round + 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&t->round, round + 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&t->asleep, __ATOMIC_SEQ_CST) > 0)
+            wake_all(&t->round);
         return;
     }
-    for (int i = 0; __atomic_load_n(&t->round, __ATOMIC_ACQUIRE) == round; i++) {
-        if (i > BX_SPINS)
-            sched_yield();
+    for (int i = 0; i < BX_SPINS; i++) {
+        if (__atomic_load_n(&t->round, __ATOMIC_ACQUIRE) != round)
+            return;
 #if defined(__x86_64__)
-        else
-            __builtin_ia32_pause();
+        __builtin_ia32_pause();
 #endif
     }
+    __atomic_add_fetch(&t->asleep, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&t->round, __ATOMIC_SEQ_CST) == round)
+        sleep_while(&t->round, round);
+    __atomic_sub_fetch(&t->asleep, 1, __ATOMIC_SEQ_CST);
 }
 
 static void share_out(struct team *t, bx_task task, void *context, int num_threads)

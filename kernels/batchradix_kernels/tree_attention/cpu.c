@@ -5,8 +5,6 @@
 #include "cpu.h"
 #include "plan.h"
 
-#include <sched.h>
-
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
 struct kernel {
@@ -14,7 +12,7 @@ struct kernel {
     void (*narrow)(const float *from, float factor, uint16_t *to, int count);
     int takes_bfloat16; /* its queries */
     int limited_slots;  /* that it takes at most with limits */
-    void (*begin)(void), (*end)(void);
+    void (*end)(void); /* on each thread, or NULL */
 };
 
 static struct kernel choose_kernel(int dtype)
@@ -23,21 +21,20 @@ static struct kernel choose_kernel(int dtype)
 #if defined(__x86_64__)
 #ifdef HAS_BF16_KERNELS
     if (narrow_pool && level >= BX_AMX)
-        return (struct kernel){bx_attend_amx, bx_narrow_avx512, 1, WINDOW, NULL,
-                               bx_amx_end};
+        return (struct kernel){bx_attend_amx, bx_narrow_avx512, 1, WINDOW, bx_amx_end};
     if (narrow_pool && level >= BX_AVX512_BF16)
-        return (struct kernel){bx_attend_avx512_bf16, bx_narrow_avx512, 1, BLOCK, NULL, NULL};
+        return (struct kernel){bx_attend_avx512_bf16, bx_narrow_avx512, 1, BLOCK, NULL};
 #endif
     if (level >= BX_AVX512)
         return (struct kernel){narrow_pool ? bx_attend_widened_avx512 : bx_attend_f32_avx512,
-                               bx_narrow_avx512, 0, BLOCK, NULL, NULL};
+                               bx_narrow_avx512, 0, BLOCK, NULL};
     if (level >= BX_AVX2)
         return (struct kernel){narrow_pool ? bx_attend_widened_avx2 : bx_attend_f32_avx2, bx_narrow_avx2,
-                               0, BLOCK, NULL, NULL};
+                               0, BLOCK, NULL};
 #endif
     (void)level;
     return (struct kernel){narrow_pool ? bx_attend_widened_plain : bx_attend_f32_plain, bx_narrow_plain,
-                           0, BLOCK, NULL, NULL};
+                           0, BLOCK, NULL};
 }
 
 static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK; }
@@ -137,11 +134,12 @@ struct call {
     const struct plan *plan;
     const struct layer *layer;
     struct kernel kernel;
-    int num_written, next_item; /* shared: threads that have written, the next item to take */
+    int next_item; /* shared: the next to take */
 };
 
-static void write_tokens(const struct call *call, int thread, int num_threads)
+static void write_tokens(void *context, int thread, int num_threads)
 {
+    const struct call *call = context;
     int64_t count = call->plan->num_tokens;
     int64_t end = count * (thread + 1) / num_threads;
     for (int64_t token = count * thread / num_threads; token < end; token++) {
@@ -466,24 +464,12 @@ static void attend_item(const struct call *call, const struct item *item, char *
     finish_rows(call, item, &rows);
 }
 
-/* All threads have written when it returns. */
-static void wait_for_others(struct call *call, int num_threads)
-{
-    __atomic_add_fetch(&call->num_written, 1, __ATOMIC_RELEASE);
-    for (int i = 0; __atomic_load_n(&call->num_written, __ATOMIC_ACQUIRE) < num_threads; i++)
-        if (i > 1000)
-            sched_yield(); /* another thread may need this core */
-}
-
-static void run(void *context, int thread, int num_threads)
+static void attend_items(void *context, int thread, int num_threads)
 {
     struct call *call = context;
     const struct plan *plan = call->plan;
     int64_t size = bx_tree_attention_scratch(plan->head_dim, plan->max_rows);
-    write_tokens(call, thread, num_threads);
-    wait_for_others(call, num_threads);
-    if (call->kernel.begin)
-        call->kernel.begin();
+    (void)num_threads;
     for (;;) {
         int i = __atomic_fetch_add(&call->next_item, 1, __ATOMIC_RELAXED);
         if (i >= plan->num_items)
@@ -494,9 +480,16 @@ static void run(void *context, int thread, int num_threads)
         call->kernel.end();
 }
 
+static void write_and_attend(void *context)
+{
+    struct call *call = context;
+    bx_parallel(write_tokens, call, call->plan->num_threads);
+    bx_parallel(attend_items, call, call->plan->num_threads);
+}
+
 /* Writes the step's keys and values, then attends; see the structures for what goes in. */
 BX_EXPORT void bx_tree_attention(const struct plan *plan, const struct layer *layer)
 {
-    struct call call = {plan, layer, choose_kernel(plan->dtype), 0, 0};
-    bx_parallel(run, &call, plan->num_threads);
+    struct call call = {plan, layer, choose_kernel(plan->dtype), 0};
+    bx_together(write_and_attend, &call, plan->num_threads);
 }

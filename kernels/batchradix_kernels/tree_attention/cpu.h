@@ -77,8 +77,7 @@ DECLARE(avx512)
 #define HAS_BF16_KERNELS 1
 void bx_attend_avx512_bf16(const struct blocks *, const struct rows *);
 void bx_attend_amx(const struct blocks *, const struct rows *);
-void bx_amx_begin(void); /* on each thread before and after bx_attend_amx */
-void bx_amx_end(void);
+void bx_amx_end(void); /* on each thread after bx_attend_amx */
 #endif
 #endif
 #undef DECLARE

@@ -187,8 +187,6 @@ TARGET void bx_attend_avx512_bf16(const struct blocks *blocks, const struct rows
 /* Some compilers do not know that loading a tile reads memory. */
 #define STORED_BEFORE_LOADED() __asm__ volatile("" ::: "memory")
 
-void bx_amx_begin(void) {}
-
 BX_TARGET_AMX void bx_amx_end(void) { _tile_release(); }
 
 #define AMX_INLINE static inline __attribute__((always_inline)) BX_TARGET_AMX
