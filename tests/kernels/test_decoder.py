@@ -148,6 +148,36 @@ def test_it_equals_its_operations(every_level, dtype, quantised, num_threads, ex
         torch.set_num_threads(before)
 
 
+def test_a_smaller_step_follows_one_that_memory_ran_out_for(monkeypatch):
+    torch.manual_seed(0)
+    layers = [make_layer(torch.float32, "qogd", biased=False, normed=False) for _ in range(LAYERS)]
+    sizes = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "epsilon": EPSILON}
+    decoder = CpuDecoder(layers, **sizes, dtype=torch.float32)
+    empty = torch.empty
+
+    def run(num_tokens: int) -> torch.Tensor:
+        x, turns = torch.ones(num_tokens, HIDDEN), torch.ones(num_tokens, DIM // 2)
+        torch.manual_seed(num_tokens)
+        attention = Attention(torch.float32, num_tokens)
+        return decoder.run(x, turns, turns, attention.plan, attention.pool)
+
+    def little(size, **options):
+        if options.get("dtype") == torch.float32 and isinstance(size, int) and size > 40 * HIDDEN:
+            raise MemoryError
+        return empty(size, **options)
+
+    wanted = run(20)
+    for warm in (False, True):
+        decoder = CpuDecoder(layers, **sizes, dtype=torch.float32)
+        if warm:
+            run(2)
+        with monkeypatch.context() as patch:
+            patch.setattr("batchradix_kernels.decoder.torch.empty", little)
+            with pytest.raises(MemoryError):
+                run(90)
+        assert torch.equal(run(20), wanted)
+
+
 def test_what_it_does_not_serve():
     layer = make_layer(torch.bfloat16, "qogd", biased=False, normed=False)
     assert layer.is_served(torch.bfloat16)

@@ -189,7 +189,7 @@ class CpuDecoder:
 
     def _make_scratch(self, num_rows: int) -> dict[str, torch.Tensor]:
         if num_rows > self._num_rows:
-            self._num_rows = num_rows
+            self._scratch, self._num_rows = {}, 0  # where there is no memory for more, none is left
             first = self._layers[0]
             widths = {
                 "left": first.down.out_size,
@@ -198,11 +198,12 @@ class CpuDecoder:
                 "gate_up": first.gate_up.out_size,
                 "rows": max(weight.in_size for weight in first.weights),
             }
-            self._scratch = {
+            scratch = {
                 name: torch.empty(num_rows * width, dtype=self._dtype)
                 for name, width in widths.items()
             }
-            self._scratch["scales"] = torch.empty(num_rows)
+            scratch["scales"] = torch.empty(num_rows)
+            self._scratch, self._num_rows = scratch, num_rows
         return self._scratch
 
 
