@@ -36,12 +36,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    runtime = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    # torch throws C++ exceptions, which the sanitizer must see how to throw.
+    runtimes = [
+        subprocess.run(
+            ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    ]
     environment = os.environ | {
         "BATCHRADIX_NATIVE": str(library),
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": " ".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(KERNELS.parent)]),
     }

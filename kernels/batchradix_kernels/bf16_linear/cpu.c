@@ -33,6 +33,8 @@ struct sums {
 /* Up to `count` more rows to the output. */
 BX_TARGET_BF16 BX_INLINE void finish(const struct bf16_linear *c, struct sums *s, int count)
 {
+    if (s->next == s->rows)
+        return;
     int last = s->next + count < s->rows ? s->next + count : s->rows;
     int64_t width = c->gated ? c->out_size / 2 : c->out_size;
     int64_t column = c->gated ? s->column / 2 : s->column;
