@@ -19,9 +19,7 @@ from torch import Tensor
 
 from batchradix.engine.rng import uniforms
 from batchradix.types import I64, U32, U64, RowSettings
-from batchradix_kernels.masked_sampling import apply_bitmask, masked_argmax
-
-GREEDY_BELOW = 1e-5  # temperatures under this are greedy, as in vLLM
+from batchradix_kernels.masked_sampling import GREEDY_BELOW, apply_bitmask, masked_argmax
 
 _Any = TypeVar("_Any", bound=np.generic)
 

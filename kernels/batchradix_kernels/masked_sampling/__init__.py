@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from batchradix_kernels.masked_sampling.bitmask import apply_bitmask_cpu, masked_argmax_cpu
 from batchradix_kernels.masked_sampling.reference import (
+    GREEDY_BELOW,
     apply_bitmask_reference,
+    assert_readable,
     masked_argmax_reference,
     masked_sample_reference,
 )
@@ -24,6 +26,7 @@ from batchradix_kernels.native import FLOATS, KINDS, function
 from batchradix_kernels.triton_runtime import serves
 
 __all__ = [
+    "GREEDY_BELOW",
     "apply_bitmask",
     "apply_bitmask_reference",
     "masked_argmax",
@@ -113,11 +116,7 @@ def _masked_argmax_native(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     assert _native is not None
     num_rows, width = logits.shape
-    assert logits.stride(1) == 1
-    if bitmask is not None:
-        assert bitmask.dtype == torch.int32
-        assert bitmask.stride(1) == 1
-        assert bitmask.shape[1] * 32 >= width
+    assert_readable(logits, bitmask)
     assert masked is None or (masked.dtype == torch.bool and masked.is_contiguous())
     tokens = torch.empty(num_rows, dtype=torch.int64)
     peaks = torch.empty(num_rows)

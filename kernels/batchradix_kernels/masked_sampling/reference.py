@@ -9,6 +9,15 @@ import torch
 GREEDY_BELOW = 1e-5  # temperatures under this take the largest logit, as in vLLM
 
 
+def assert_readable(logits: torch.Tensor, bitmask: torch.Tensor | None) -> None:
+    """Raises AssertionError where kernels could not read them by rows."""
+    assert logits.stride(1) == 1
+    if bitmask is not None:
+        assert bitmask.dtype == torch.int32
+        assert bitmask.stride(1) == 1
+        assert bitmask.shape[1] * 32 >= logits.shape[1]
+
+
 def expand_bitmask(bitmask: torch.Tensor, width: int) -> torch.Tensor:
     """int32[R, words] to bool[R, width]: bit ``i % 32`` of word ``i // 32`` is element ``i``."""
     shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)

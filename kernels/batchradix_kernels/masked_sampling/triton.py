@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from batchradix_kernels.masked_sampling.reference import GREEDY_BELOW
+from batchradix_kernels.masked_sampling.reference import GREEDY_BELOW, assert_readable
 
 __all__ = [
     "BLOCK",
@@ -265,7 +265,7 @@ def apply_bitmask_kernel(
 def apply_bitmask_triton(x: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
     """Same contract as `apply_bitmask`, for tensors that Triton serves; ``rows``: int64[n]."""
     width = x.shape[1]
-    _check(x, bitmask)
+    assert_readable(x, bitmask)
     if len(rows):
         grid = (len(rows), triton.cdiv(width, BLOCK))
         apply_bitmask_kernel[grid](
@@ -309,7 +309,7 @@ def _launch(
     peaks = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if num_rows == 0:
         return tokens, peaks
-    _check(logits, bitmask)
+    assert_readable(logits, bitmask)
     if bitmask is not None and masked is None:
         masked = torch.ones(num_rows, dtype=torch.bool, device=logits.device)
     masked_sample_kernel[(num_rows,)](
@@ -328,11 +328,3 @@ def _launch(
         num_warps=NUM_WARPS,
     )
     return tokens, peaks
-
-
-def _check(logits: torch.Tensor, bitmask: torch.Tensor | None) -> None:
-    assert logits.stride(1) == 1
-    if bitmask is not None:
-        assert bitmask.dtype == torch.int32
-        assert bitmask.stride(1) == 1
-        assert bitmask.shape[1] * 32 >= logits.shape[1]

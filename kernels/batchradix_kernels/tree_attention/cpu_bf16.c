@@ -265,7 +265,7 @@ AMX_INLINE void score_step(const struct unit *at, const uint16_t *keys, const ui
 AMX_INLINE void add_values(const struct unit *at, const struct window *window,
                            uint16_t (*weights)[WINDOW], float *out, int dim)
 {
-    int two = at->count > TILE, first = at->low / BLOCK;
+    int two = at->count > TILE;
     STORED_BEFORE_LOADED();
     for (int e = 0; e < dim; e += 32) {
         float *lower = out + TILE * dim + e;
@@ -275,7 +275,7 @@ AMX_INLINE void add_values(const struct unit *at, const struct window *window,
             _tile_loadd(2, lower, dim * 4);
             _tile_loadd(3, lower + 16, dim * 4);
         }
-        for (int block = first; block < at->num_blocks; block++) {
+        for (int block = 0; block < at->num_blocks; block++) {
             const uint16_t *values = window->values[block] + 2 * e;
             _tile_loadd(4, weights[0] + block * BLOCK, WINDOW * 2);
             _tile_loadd(6, values, dim * 4);
@@ -374,7 +374,7 @@ BX_TARGET_AMX void bx_attend_amx(const struct blocks *blocks, const struct rows 
     uint16_t weights[UNIT][WINDOW] __attribute__((aligned(64)));
     int dim = rows->dim, turn = 0, scored = 0, configured = 0;
     const uint16_t *q = rows->q;
-    struct window window = open_window(0, blocks, rows), ahead = window;
+    struct window window = open_window(0, blocks, rows);
     struct unit at = make_unit(0, 0, blocks, rows);
     while (at.high > 0) {
         int steps = at.num_blocks * dim / 32, step = 0;
@@ -384,20 +384,19 @@ BX_TARGET_AMX void bx_attend_amx(const struct blocks *blocks, const struct rows 
         for (; scored < steps; scored++)
             score_step(&at, window.keys, q + at.first * dim, dim, scored, scores[turn]);
         struct unit next = next_unit(&at, blocks, rows);
-        if (next.window != at.window && next.high > 0)
-            ahead.keys = window.keys + WINDOW * dim;
-        else if (at.first == 0)
+        const uint16_t *next_keys = window.keys + (next.window - at.window) * WINDOW * dim;
+        if (at.first == 0)
             prefetch_window(at.window, blocks, dim);
         int next_steps = next.high > 0 && next.count == at.count ? next.num_blocks * dim / 32 : 0;
         for (int r = 0; r < at.count; r += FEW) {
             int end = r + FEW < at.count ? r + FEW : at.count;
             weigh_rows(&at, rows, r, end, scores[turn], weights);
             for (; step * at.count < next_steps * end; step++)
-                score_step(&next, ahead.keys, q + next.first * dim, dim, step, scores[!turn]);
+                score_step(&next, next_keys, q + next.first * dim, dim, step, scores[!turn]);
         }
         add_values(&at, &window, weights, rows->out + at.first * dim, dim);
         if (next.window != at.window && next.high > 0)
-            ahead = window = open_window(next.window, blocks, rows);
+            window = open_window(next.window, blocks, rows);
         at = next;
         scored = next_steps;
         turn = !turn;
