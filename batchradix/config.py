@@ -27,6 +27,7 @@ MIN_SPILL_TOKENS = 16
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["off", "int8"]
+Switch = Literal["auto", "on", "off"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
 Speculate = Literal["auto", "off"] | int
 
@@ -184,6 +185,10 @@ class EngineOptions:
     that keeps keys and values of widely shared prefixes for later runs, ``kv_store_bytes`` (None:
     1 GiB) the most it may take. ``kv_disk_bytes`` (on a GPU ``kv_host_memory_bytes`` instead): the
     most that keys and values take which the pool has no room for and a planned row will want.
+
+    ``overlap``: the host prepares a step while the device runs the one before (auto: on a GPU,
+    where nothing is guessed ahead). ``cuda_graphs``: small steps are replayed as CUDA graphs (auto:
+    on a GPU, where the attention backend can).
     """
 
     dtype: DType = "auto"
@@ -199,6 +204,8 @@ class EngineOptions:
     forced_text: bool = True
     repetition_guard: bool = True
     speculate: Speculate = "off"
+    overlap: Switch = "auto"
+    cuda_graphs: Switch = "auto"
     num_threads: int | None = None
     grammar_timeout_s: float = DEFAULT_GRAMMAR_TIMEOUT_S
     grammar_memory_bytes: int | None = None
@@ -238,6 +245,16 @@ class EngineOptions:
             ),
             f"`speculate` must be auto, off or a number of tokens from 1 to {MAX_SPECULATE}, "
             f"not {self.speculate!r}",
+        )
+        for name in ("overlap", "cuda_graphs"):
+            switch = getattr(self, name)
+            _require(
+                switch in ("auto", "on", "off"), f"`{name}` must be auto, on or off, not {switch!r}"
+            )
+        _require(
+            self.overlap != "on" or self.speculate == "off",
+            "`overlap` and `speculate` exclude each other: what is guessed for a step must be known "
+            "when it begins; give one of them",
         )
         tiers = ("kv_store_bytes", "kv_disk_bytes", "kv_host_memory_bytes")
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
@@ -386,8 +403,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """`EngineOptions` with nothing left open, but that ``attention`` may be auto: the engine
-    knows which backends serve the model."""
+    """`EngineOptions` with nothing left open, but that ``attention`` and ``cuda_graphs`` may be
+    auto: the engine knows which backends serve the model. ``profile_kv``: ``kv_tokens`` is the most
+    that the pool may hold; a trial step says how much memory is left for it."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     device: str
@@ -407,6 +425,9 @@ class EngineSettings:
     kv_host_memory_bytes: int = 0
     quantize: Quantize = "off"
     deterministic: bool = False
+    overlap: bool = False
+    cuda_graphs: Switch = "off"
+    profile_kv: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -467,6 +488,10 @@ def resolve_engine(
         f"`quantize` {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
         f"set `device` to cpu",
     )
+    _require(
+        options.cuda_graphs != "on" or device != "cpu",
+        "`cuda_graphs` need a GPU; leave them out, or set `device` to cuda",
+    )
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
     token_bytes = num_kv_elements_per_token * element_bytes(dtype)
     for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
@@ -519,4 +544,13 @@ def resolve_engine(
         kv_disk_bytes=options.kv_disk_bytes or 0,
         kv_host_memory_bytes=options.kv_host_memory_bytes or 0,
         kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
+        overlap=_overlaps(options, device),
+        cuda_graphs="off" if device == "cpu" else options.cuda_graphs,
+        profile_kv=device != "cpu" and options.kv_tokens is None and options.kv_memory_bytes is None,
     )
+
+
+def _overlaps(options: EngineOptions, device: str) -> bool:
+    if options.overlap == "auto":
+        return device != "cpu" and options.speculate == "off"
+    return options.overlap == "on"

@@ -170,6 +170,12 @@ def run(
             help="Guess answer tokens that copy earlier text: off, auto or how many a step."
         ),
     ] = "off",
+    overlap: Annotated[
+        str, typer.Option(help="Prepare a step while the device runs the last: auto, on or off.")
+    ] = "auto",
+    cuda_graphs: Annotated[
+        str, typer.Option(help="Replay small steps as CUDA graphs: auto, on or off.")
+    ] = "auto",
     unnest: Annotated[
         bool, typer.Option("--unnest", help="One column a field instead of `value`.")
     ] = False,
@@ -287,6 +293,8 @@ def run(
             forced_text=not no_forced_text,
             repetition_guard=not no_repetition_guard,
             speculate=shared.parse_speculate(speculate),
+            overlap=overlap,  # type: ignore[arg-type]  # checked by EngineOptions
+            cuda_graphs=cuda_graphs,  # type: ignore[arg-type]  # checked by EngineOptions
             num_threads=threads,
             grammar_timeout_s=grammar_timeout,
             grammar_memory_bytes=shared.parse_size(grammar_memory, "--grammar-memory"),

@@ -57,6 +57,7 @@ _NEUTRAL_SETTINGS = frozenset(
     {
         "attention",
         "batch_size",
+        "cuda_graphs",
         "device",
         "forced_text",
         "kv_disk_bytes",
@@ -65,8 +66,10 @@ _NEUTRAL_SETTINGS = frozenset(
         "kv_store_bytes",
         "kv_tokens",
         "num_threads",
+        "overlap",
         "prefill_tokens",
         "prefix_cache",
+        "profile_kv",
         "repetition_guard",
         "speculate",
     }
