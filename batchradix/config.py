@@ -253,8 +253,8 @@ class EngineOptions:
             )
         _require(
             self.overlap != "on" or self.speculate == "off",
-            "`overlap` and `speculate` exclude each other: what is guessed for a step must be known "
-            "when it begins; give one of them",
+            "`overlap` and `speculate` exclude each other: guesses follow tokens that are known; "
+            "give one of them",
         )
         tiers = ("kv_store_bytes", "kv_disk_bytes", "kv_host_memory_bytes")
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
@@ -546,7 +546,9 @@ def resolve_engine(
         kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
         overlap=_overlaps(options, device),
         cuda_graphs="off" if device == "cpu" else options.cuda_graphs,
-        profile_kv=device != "cpu" and options.kv_tokens is None and options.kv_memory_bytes is None,
+        profile_kv=device != "cpu"
+        and options.kv_tokens is None
+        and options.kv_memory_bytes is None,
     )
 
 

@@ -31,8 +31,13 @@ class Accelerator(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether it may still work when a call returns."""
+        ...
+
     def upload(self, array: NDArray[Any]) -> torch.Tensor:
-        """The array on the device, in a tensor of its own. The array may be changed after."""
+        """The array on the device. Nobody may change it after."""
         ...
 
     def download(self, tensor: torch.Tensor) -> Download:
@@ -41,7 +46,7 @@ class Accelerator(Protocol):
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Replay:
         """Records ``work``, which must read and write the same tensors whenever it is called and
-        wait for nothing; it runs here already."""
+        wait for nothing. It may run meanwhile, or not."""
         ...
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
@@ -56,14 +61,14 @@ class Accelerator(Protocol):
 class HostAccelerator:
     """The CPU, which does everything at once."""
 
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
+    device = torch.device("cpu")
+    is_asynchronous = False
 
     def upload(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
     def download(self, tensor: torch.Tensor) -> Download:
-        return _Held(tensor.numpy())
+        return _Held(tensor.clone().numpy())
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Replay:
         out = work()
@@ -83,6 +88,8 @@ class CudaAccelerator:
     used it are done.
     """
 
+    is_asynchronous = True
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._graph_memory: Any = None  # of all graphs: they run one after the other
@@ -94,25 +101,23 @@ class CudaAccelerator:
     def download(self, tensor: torch.Tensor) -> Download:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         pinned.copy_(tensor, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return _OnItsWay(pinned, arrived)
 
     def capture(self, work: Callable[[], torch.Tensor]) -> Replay:
+        if self._graph_memory is None:
+            self._graph_memory = torch.cuda.graph_pool_handle()
         work()  # compiles kernels and opens libraries, which no graph can hold
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process may go on using the device meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._graph_memory, capture_error_mode="thread_local"
-        ):
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             out = work()
-        self._graph_memory = graph.pool()
 
         def replay() -> torch.Tensor:
             graph.replay()
             return out
 
-        replay()  # capturing computed nothing
         return replay
 
     def peak_bytes(self, work: Callable[[], object]) -> int:

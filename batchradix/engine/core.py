@@ -9,15 +9,18 @@ from itertools import groupby
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
+from batchradix.engine.accelerator import Accelerator, open_accelerator
 from batchradix.engine.answer import Answer
 from batchradix.engine.attention.registry import missing_kernels
 from batchradix.engine.cache.spill import open_space
 from batchradix.engine.cache.store import open_store
 from batchradix.engine.cache.tiers import Tiers
 from batchradix.engine.draft import DraftedPlace
+from batchradix.engine.flight import Flight
 from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.limits import AnswerLimits
@@ -49,7 +52,15 @@ from batchradix.types import (
 class Runner(Logits, Protocol):
     """What executes steps: `ModelRunner`, or a test's double."""
 
-    def launch(self, step: Step) -> None: ...
+    @property
+    def num_slots(self) -> int:
+        """Of its KV pool."""
+        ...
+
+    @property
+    def notices(self) -> list[str]: ...
+
+    def launch(self, step: Step, chosen: torch.Tensor | None = None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -81,6 +92,7 @@ class RadixEngine:
         *,
         grammars: GrammarCompiler | None = None,
         runner: Runner | None = None,
+        accelerator: Accelerator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = checkpoint.config
@@ -99,19 +111,14 @@ class RadixEngine:
             eos_ids=self._eos_ids,
             forced=self._forced,
         )
-        self._selector = Selector(config.vocab_size, tokenizer.vocab_size)
+        accelerator = accelerator or open_accelerator(torch.device(settings.device))
+        self._selector = Selector(config.vocab_size, tokenizer.vocab_size, accelerator)
+        self._overlap = settings.overlap
+        self._flight: Flight | None = None
         self._usage = Usage()
         self._missing = missing_kernels(settings.attention, settings.device)
         self._store = open_store(checkpoint, settings)
         self._space = open_space(checkpoint, settings)
-        self._scheduler = Scheduler(
-            num_slots=settings.kv_tokens,
-            batch_size=settings.batch_size,
-            prefill_tokens=settings.prefill_tokens,
-            prefix_cache=settings.prefix_cache,
-            usage=self._usage,
-            tiers=Tiers(self._store, self._space),
-        )
         self._row_timeout_s = settings.row_timeout_s
         self._clock = clock
         self._next_job_id = 0
@@ -119,8 +126,17 @@ class RadixEngine:
         self._answers: dict[int, Answer] = {}  # by the row's seq
         self._observer: StepObserver | None = None
         self._retreat = forward_retreat()
-        self._runner: Runner | None = runner or ModelRunner(
-            checkpoint, settings, self._store, self._space, self._retreat
+        runner = runner or ModelRunner(
+            checkpoint, settings, self._store, self._space, self._retreat, accelerator
+        )
+        self._runner: Runner | None = runner
+        self._scheduler = Scheduler(
+            num_slots=runner.num_slots,
+            batch_size=settings.batch_size,
+            prefill_tokens=settings.prefill_tokens,
+            prefix_cache=settings.prefix_cache,
+            usage=self._usage,
+            tiers=Tiers(self._store, self._space),
         )
 
     @property
@@ -141,7 +157,8 @@ class RadixEngine:
     @property
     def notices(self) -> list[str]:
         """What slows this engine down, or went wrong with the tiers below the KV pool."""
-        sources = (self._store, self._space, self._retreat, self._selector.retreat)
+        runner = self._runner
+        sources = (self._store, self._space, self._retreat, self._selector.retreat, runner)
         texts = [text for source in sources if source is not None for text in source.notices]
         return texts if self._missing is None else [self._missing, *texts]
 
@@ -184,47 +201,100 @@ class RadixEngine:
         return job_id
 
     def step(self) -> list[Completion]:
-        """One forward pass at most; the rows it finished, and rows that cannot run at all."""
+        """One forward pass at most; the rows it finished, and rows that cannot run at all.
+
+        With overlap the pass is launched while the tokens of the one before are still being
+        chosen, and it is those that are read before this returns.
+        """
         assert self._runner is not None, "the engine is closed"
         watch, began_s = Stopwatch(), self._clock()
-        self._draft()
+        completions: list[Completion] = []
+        begun = self._rows_begun()
+        ahead = self._flight is not None and self._go_ahead(self._flight)
+        if not ahead:
+            completions += self._land(watch)
+            self._draft()
         decision = self._scheduler.schedule()
-        completions = [self._refuse(row) for row in decision.refused]
+        completions += [self._refuse(row) for row in decision.refused]
         for row in decision.admitted:
             self._answers[row.seq] = self._start(row)
         watch.lap("schedule_s")
         if decision.step is not None:
-            begun: list[RunningRow] = []
-            if self._row_timeout_s is not None:
-                begun = [row for row in self._scheduler.running if row.is_answering]
-            self._runner.launch(decision.step)
+            chosen = None if self._flight is None else self._flight.chosen.token_ids
+            self._runner.launch(decision.step, chosen)
             watch.lap("forward_s")
-            completions += self._collect(self._runner, decision, decision.step.num_tokens, watch)
-            if self._row_timeout_s is not None:
-                completions += self._time_out(begun, self._clock() - began_s, self._row_timeout_s)
+        completions += self._land(watch)
+        if decision.step is not None:
+            completions += self._choose(self._runner, decision, decision.step.num_tokens, watch)
+            if not self._overlap:
+                completions += self._land(watch)
+        if self._row_timeout_s is not None:
+            completions += self._time_out(begun, self._clock() - began_s, self._row_timeout_s)
         if self._observer is not None:
             self._observer(self._stats(decision, watch, len(completions)))
         return completions
 
-    def _collect(
+    def _rows_begun(self) -> list[RunningRow]:
+        """The rows that a step costs some of their time."""
+        if self._row_timeout_s is None:
+            return []
+        return [row for row in self._scheduler.running if row.is_answering]
+
+    def _go_ahead(self, flight: Flight) -> bool:
+        """Lets the rows of a flight that surely get one token more go on with it unread; whether
+        the next step can be scheduled before the tokens are there."""
+        places = {
+            row: place
+            for place, row in flight.alone()
+            if len(row.answer) < row.max_tail and type(self._answers.get(row.seq)) is Answer
+        }
+        return self._scheduler.go_ahead(places)
+
+    def _choose(
         self, logits: Logits, decision: Schedule, num_tokens: int, watch: Stopwatch
     ) -> list[Completion]:
-        """Chooses a token wherever the launched step has one to choose; the rows that ended."""
-        # Rows whose opening was the whole answer have nothing to sample.
-        waits = [self._answers[row.seq].output.finish_reason is None for row in decision.rows]
+        """Lets a token be chosen wherever the launched step has one to choose; the rows that ended
+        without. A row that went ahead has none where its last token was not all it got."""
         completions = []
-        for row, waiting in zip(decision.rows, waits, strict=True):
-            if not waiting:
+        live = []
+        for place, row in enumerate(decision.rows):
+            answer = self._answers.get(row.seq)
+            if answer is None or row.num_pending:
+                continue
+            if answer.output.finish_reason is None:
+                live.append(place)
+            else:  # its opening was the whole answer
                 completions.append(self._finish(row))
-        if any(waits):
-            rows = [row for row, waiting in zip(decision.rows, waits, strict=True) if waiting]
+        if live:
+            rows = [decision.rows[place] for place in live]
             batch = self._selector.prepare(rows, self._choices(rows))
             watch.lap("mask_s")
-            sources = np.flatnonzero(waits).astype(np.int64)
-            sampled = self._selector.select(logits, sources, batch)
+            self._flight = Flight(
+                rows=rows,
+                chosen=self._selector.launch(logits, np.array(live, dtype=np.int64), batch),
+                first_tokens=frozenset(row.seq for row in rows if not row.answer),
+                num_tokens=num_tokens,
+            )
+            for row in rows:
+                row.is_awaited = True
             watch.lap("sample_s")
-            self._speculator.note_step(num_tokens, watch.without_s("schedule_s"))
-            completions += self._take(rows, sampled)
+        return completions
+
+    def _land(self, watch: Stopwatch) -> list[Completion]:
+        """Reads the tokens that are being chosen, if any are; the rows that ended with them."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return []
+        sampled = flight.chosen.get()
+        watch.lap("sample_s")
+        self._speculator.note_step(flight.num_tokens, watch.without_s("schedule_s"))
+        completions = []
+        for row, group in groupby(range(len(flight.rows)), key=flight.rows.__getitem__):
+            row.is_awaited = False
+            if row.seq not in self._answers:  # it took too long
+                continue
+            if not self._take_row(row, list(group), sampled, row.seq in flight.first_tokens):
+                completions.append(self._finish(row))
         watch.lap("collect_s")
         return completions
 
@@ -247,12 +317,14 @@ class RadixEngine:
         if not self._scheduler.has_work:
             assert not self._answers, "an answer outlived its row"
             assert not self._jobs, "a job outlived its rows"
+            assert self._flight is None, "a step outlived its rows"
 
     def close(self) -> None:
         """Releases weights and pool; idempotent. Unfinished rows get no completion."""
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        self._flight = None
         self._answers.clear()
         self._jobs.clear()
 
@@ -311,22 +383,16 @@ class RadixEngine:
         forced = self._grammars.forced
         return AnswerLimits(compiled, forced, repetition_guard=self._repetition_guard)
 
-    def _take(self, rows: Sequence[RunningRow], sampled: SampledTokens) -> list[Completion]:
-        """Appends each row's tokens and what they force; the rows that ended with them leave."""
-        completions = []
-        for row, group in groupby(range(len(rows)), key=rows.__getitem__):
-            if not self._take_row(row, list(group), sampled):
-                completions.append(self._finish(row))
-        return completions
-
-    def _take_row(self, row: RunningRow, places: Sequence[int], sampled: SampledTokens) -> bool:
+    def _take_row(
+        self, row: RunningRow, places: Sequence[int], sampled: SampledTokens, is_first: bool
+    ) -> bool:
         """Appends what was chosen at a row's places, as far as its draft came true and one
         token further; whether the row goes on."""
         answer = self._answers[row.seq]
         pieces = [] if row.draft is None else row.draft.pieces
         taken: list[int] = []
         num_drafted = num_true = 0
-        if row.answer and not sampled.non_finite[places[0]]:
+        if not is_first and not sampled.non_finite[places[0]]:
             self._usage.decode_steps += 1  # else the prompt's own last hidden state led to it
         for number, i in enumerate(places):
             if sampled.non_finite[i]:

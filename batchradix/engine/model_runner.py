@@ -9,22 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 
 from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import EngineSettings
-from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.accelerator import Accelerator, open_accelerator
+from batchradix.engine.attention.base import AttentionShape, FixedPlans
 from batchradix.engine.attention.registry import make_backend
 from batchradix.engine.cache.pool import Extent, slots_of
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
+from batchradix.engine.decode_graphs import DecodeGraphs
 from batchradix.engine.device import open_device
+from batchradix.engine.kv_room import fitting_slots
 from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
+from batchradix.errors import OptionError
 from batchradix.types import I64
 
 _LOWER = "lower `prefill_tokens`, `batch_size` or `kv_tokens`"
@@ -47,6 +51,7 @@ class ModelRunner:
         store: KVStore | None = None,
         space: SpillSpace | None = None,
         retreat: Retreat | None = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self._store = store
         self._space = space
@@ -54,6 +59,7 @@ class ModelRunner:
         config = checkpoint.config
         torch.set_num_threads(settings.num_threads)
         self._device = open_device(settings.device)
+        self._accelerator = accelerator or open_accelerator(self._device)
         self._vocab_size = config.vocab_size
         self._holds: dict[int, torch.Tensor] = {}
         self._hidden: torch.Tensor | None = None  # [R, D] of the launched step
@@ -79,23 +85,37 @@ class ModelRunner:
                 quantize=settings.quantize,
                 batch_invariant=settings.deterministic,
             )
-            self._pool = self._attention.allocate(settings.kv_tokens)
+            self.num_slots = settings.kv_tokens
+            if settings.profile_kv:
+                self.num_slots = self._fitting_slots(self._model, config, settings)
+            self._pool = self._attention.allocate(self.num_slots)
+        self._graphs: DecodeGraphs | None = None
+        if settings.cuda_graphs == "on" or (
+            settings.cuda_graphs == "auto" and isinstance(self._attention, FixedPlans)
+        ):
+            self._graphs = self._make_graphs(settings)
+
+    @property
+    def notices(self) -> list[str]:
+        """What went otherwise than was asked for."""
+        return [] if self._graphs is None else self._graphs.notices
 
     @property
     def num_holds(self) -> int:
         """Hidden states kept for rows that wait for their first token."""
         return len(self._holds)
 
-    def launch(self, step: Step) -> None:
+    def launch(self, step: Step, chosen: torch.Tensor | None = None) -> None:
         """Runs the step; on a device it may still be running when this returns.
 
-        Raises `OutOfMemoryError` when what the step needs beside weights and pool does not fit,
-        one token at a time.
+        ``chosen``: int64 on the device, the tokens that the step's negative token ids stand for:
+        ``-1 - i`` for ``chosen[i]``. Raises `OutOfMemoryError` when what the step needs beside
+        weights and pool does not fit, one token at a time.
         """
         assert self._model is not None, "the runner is closed"
         what = f"in a step of {step.num_tokens} tokens"
         with enough_memory(what, _LOWER), torch.inference_mode():
-            self._hidden = self._run(self._model, step)
+            self._hidden = self._run(self._model, step, chosen)
 
     def collect(self, rows: I64 | None = None) -> torch.Tensor:
         """Logits of the launched step: [len(rows), vocab_size] on the device, in the model's dtype
@@ -115,12 +135,34 @@ class ModelRunner:
         with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             return model.logits_of(hidden, token_ids.tolist())
 
+    def _make_graphs(self, settings: EngineSettings) -> DecodeGraphs:
+        if not isinstance(self._attention, FixedPlans):
+            raise OptionError(
+                f"`cuda_graphs` need an `attention` of triton, not {settings.attention}; change "
+                f"that, or leave them out"
+            )
+        return DecodeGraphs(
+            self._accelerator, self._attention, self._pool, max_tokens=settings.batch_size
+        )
+
+    def _fitting_slots(self, model: CausalLM, config: ModelConfig, settings: EngineSettings) -> int:
+        """Slots for which there is memory beside what the largest step takes, of those wanted."""
+        return fitting_slots(
+            self._accelerator,
+            model,
+            self._attention,
+            most=settings.kv_tokens,
+            token_bytes=config.num_kv_elements_per_token * settings.element_bytes,
+            prefill_tokens=settings.prefill_tokens,
+            batch_size=settings.batch_size,
+        )
+
     def _launched(self, rows: I64 | None) -> tuple[CausalLM, torch.Tensor]:
         assert self._model is not None, "the runner is closed"
         assert self._hidden is not None, "no step was launched"
         hidden = self._hidden
         if rows is not None and len(rows) < len(hidden):
-            hidden = hidden[self._tensor(rows)]
+            hidden = hidden[self._accelerator.upload(rows)]
         return self._model, hidden
 
     def close(self) -> None:
@@ -131,6 +173,8 @@ class ModelRunner:
         self._pool = None
         self._hidden = None
         self._holds.clear()
+        if self._graphs is not None:
+            self._graphs.close()
 
     def poison_free(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Fills the slots ``[start, end)`` with NaN: whoever reads them is found out."""
@@ -138,7 +182,7 @@ class ModelRunner:
             for start, end in ranges:
                 self._attention.poison(self._pool, start, end - start)
 
-    def _run(self, model: CausalLM, step: Step) -> torch.Tensor:
+    def _run(self, model: CausalLM, step: Step, chosen: torch.Tensor | None) -> torch.Tensor:
         for spill in step.spills:
             self._spill(spill)
         self._attention.move(self._pool, step.moves)
@@ -149,7 +193,7 @@ class ModelRunner:
         hidden: torch.Tensor | None = None
         if step.num_tokens > 0:
             started_s = time.perf_counter()
-            hidden = self._forward(model, step)
+            hidden = self._forward(model, step, chosen)
             if self._space is not None:
                 self._space.note_computed(step.num_tokens, time.perf_counter() - started_s)
             for query, hold in zip(step.hold_queries.tolist(), step.hold_ids.tolist(), strict=True):
@@ -161,15 +205,20 @@ class ModelRunner:
             del self._holds[hold]
         return wanted
 
-    def _forward(self, model: CausalLM, step: Step) -> torch.Tensor:
+    def _forward(self, model: CausalLM, step: Step, chosen: torch.Tensor | None) -> torch.Tensor:
         """The final hidden states of all queries, [T, hidden]."""
+        token_ids = self._token_ids(step, chosen)
+        if self._graphs is not None:
+            hidden = self._graphs.run(model, step, token_ids)
+            if hidden is not None:
+                return hidden
 
         def forward(first: int, last: int) -> torch.Tensor:
             part = step if last - first == step.num_tokens else step.part(first, last)
             return model.forward(
                 Batch(
-                    token_ids=self._tensor(part.token_ids),
-                    positions=self._tensor(part.positions),
+                    token_ids=token_ids[first:last],
+                    positions=self._accelerator.upload(part.positions),
                     attention=self._attention,
                     plan=self._attention.plan(part),
                     pool=self._pool,
@@ -178,6 +227,14 @@ class ModelRunner:
 
         parts = self._retreat.in_parts(step.num_tokens, forward)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _token_ids(self, step: Step, chosen: torch.Tensor | None) -> torch.Tensor:
+        """int64[T] on the device, with no token left open."""
+        token_ids = self._accelerator.upload(step.token_ids)
+        if (step.token_ids >= 0).all():
+            return token_ids
+        assert chosen is not None, "a step waits for tokens that nobody chooses"
+        return torch.where(token_ids < 0, chosen[(-1 - token_ids).clamp_min(0)], token_ids)
 
     def _load(self, load: KVLoad) -> None:
         k, v = (
@@ -222,15 +279,12 @@ class ModelRunner:
             return torch.empty((0, 0), device=self._device)
         is_query = sources >= 0
         if hidden is not None and is_query.all():
-            return hidden.index_select(0, self._tensor(sources))
+            return hidden.index_select(0, self._accelerator.upload(sources))
         rows = [
             self._holds[-1 - source] if hidden is None or source < 0 else hidden[source]
             for source in sources.tolist()
         ]
         return torch.stack(rows)
-
-    def _tensor(self, array: I64) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
 def forward_retreat() -> Retreat:

@@ -19,7 +19,9 @@ class RunningRow:
     ``max_tokens`` is what the answer may have beyond it, at least 1. ``answer`` holds the token
     ids that follow, of which the first ``num_written`` have their keys and values in ``tail``;
     the rest goes through the model next. ``num_reached`` is the most that ``num_written`` ever
-    was: what is written below it is written again. ``leaf`` is the node at which the prompt
+    was: what is written below it is written again. While its next token is being chosen the row
+    ``is_awaited``; it may go on meanwhile, with a negative number in the token's place at the end
+    of ``answer`` (see `Step`). ``leaf`` is the node at which the prompt
     ends, None while preempted. ``draft``: tokens that are guessed to follow ``answer`` and go
     through the model behind it in the next step; they are no part of it until they are chosen.
     """
@@ -37,6 +39,7 @@ class RunningRow:
     answer: list[int] = field(default_factory=list)
     num_written: int = 0
     num_reached: int = 0
+    is_awaited: bool = False
     draft: Draft | None = None
 
     @property

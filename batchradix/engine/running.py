@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 
 from batchradix.engine.cache.radix import RadixCache, RadixNode
 from batchradix.engine.cache.tiers import Tiers
@@ -55,6 +56,16 @@ class RunningRows:
                     preempted = True
                     self._preempt(self.running[-1])
         return preempted
+
+    def can_grow(self, ahead: Collection[RunningRow]) -> bool:
+        """Whether `grow` would preempt nobody if each row of ``ahead`` had one more token."""
+        needed = 0
+        for row in self.running:
+            pending = row.num_pending + (row in ahead)
+            missing = row.num_written + min(pending, self._max_span) - row.tail_capacity
+            if missing > 0:
+                needed += max(missing, self.tail_block)
+        return needed <= self._pool.num_free + self._cache.num_idle_slots
 
     def fit_drafts(self) -> None:
         """Drops the drafts that have no slots and would get some only at the cost of others."""

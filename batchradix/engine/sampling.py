@@ -144,7 +144,7 @@ class Sampler:
             if part.bitmask is not None:
                 apply_bitmask(values, part.bitmask, np.flatnonzero(part.masked_rows))
             if any(map(has_penalty, part.settings)):
-                _penalise_rows(values, part, columns)
+                penalise_rows(values, part, columns)
                 token_ids[rows], peak[rows] = _first_argmax(values)
             drawn = np.flatnonzero(list(map(is_drawn, part.settings)) & (peak[rows] > -np.inf))
             if len(drawn):
@@ -207,7 +207,7 @@ def _chunks(rows: I64, x: Tensor) -> list[I64]:
     return [rows[at : at + chunk] for at in range(0, len(rows), chunk)]
 
 
-def _penalise_rows(x: Tensor, batch: SamplingBatch, columns: I64 | None) -> None:
+def penalise_rows(x: Tensor, batch: SamplingBatch, columns: I64 | None) -> None:
     """Applies penalties in place; ``x``: float32[R, V]."""
     for r, s in enumerate(batch.settings):
         if has_penalty(s):

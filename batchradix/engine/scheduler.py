@@ -133,11 +133,26 @@ class Scheduler:
         decision.num_kv_tokens = self.pool.num_slots - self.pool.num_free
         return decision
 
+    def go_ahead(self, places: dict[RunningRow, int]) -> bool:
+        """Lets rows go on in the next step with a token that is still being chosen, the one at
+        some place among those chosen with it.
+
+        False, and nothing done, where some row might lose its slots for that.
+        """
+        if not self._rows.can_grow(places.keys()):
+            return False
+        for row, place in places.items():
+            row.answer.append(-1 - place)
+        return True
+
     def append(self, row: RunningRow, token_ids: Sequence[int], num_drafted: int = 0) -> None:
         """Continues the answer of a running row; several tokens go through in one span.
 
-        The first ``num_drafted`` of them were its draft and went through in the last step.
+        The first ``num_drafted`` of them were its draft and went through in the last step. Where
+        the row went on ahead, the first is the token that it went on with.
         """
+        if row.answer and row.answer[-1] < 0:
+            row.answer.pop()
         row.answer.extend(token_ids)
         row.num_written += num_drafted
         row.num_reached = max(row.num_reached, row.num_written)
@@ -369,6 +384,8 @@ class Scheduler:
                 budget = _prefill(work, leaf, budget)
                 if not work.completes(leaf):
                     continue
+            if row.is_awaited and not row.num_pending:
+                continue
             if not row.answer:
                 if leaf.hold is None and leaf not in work.nodes:
                     if budget == 0:

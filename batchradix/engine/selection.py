@@ -9,7 +9,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from batchradix.engine.accelerator import Accelerator
 from batchradix.engine.candidates import find_candidates
+from batchradix.engine.device_sampling import DeviceSampler
 from batchradix.engine.grammar.state import AnyState, fill_batch
 from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.row import RunningRow
@@ -51,6 +53,34 @@ class Choice(Protocol):
     def generated_ids(self) -> Sequence[int]: ...
 
 
+class Chosen(Protocol):
+    """Tokens that a device may still be choosing."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """int64[R] on the device, with no meaning where no token could be had."""
+        ...
+
+    def get(self) -> SampledTokens:
+        """Waits for them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """Tokens that the host chose."""
+
+    _tokens: SampledTokens
+    _accelerator: Accelerator
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return self._accelerator.upload(self._tokens.token_ids)
+
+    def get(self) -> SampledTokens:
+        return self._tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What is known of a step's rows before their logits: what sampling needs, and the answers
@@ -61,17 +91,25 @@ class Prepared:
 
     def part(self, first: int, last: int) -> Prepared:
         """The rows ``[first, last)`` alone."""
+        if last - first == len(self.batch.settings):
+            return self
         scored = {i - first: self.scored[i] for i in range(first, last) if i in self.scored}
         return Prepared(batch=self.batch.take(np.arange(first, last)), scored=scored)
 
 
 class Selector:
     """Chooses the next token of many rows. ``vocab_size`` is the width of the logits; ids from
-    ``tokenizer_vocab_size`` on are never chosen."""
+    ``tokenizer_vocab_size`` on are never chosen. ``accelerator``: where the logits are."""
 
-    def __init__(self, vocab_size: int, tokenizer_vocab_size: int) -> None:
+    def __init__(
+        self, vocab_size: int, tokenizer_vocab_size: int, accelerator: Accelerator
+    ) -> None:
         self._mask_words = -(-vocab_size // 32)
         self._sampler = Sampler(vocab_size, tokenizer_vocab_size)
+        self._accelerator = accelerator
+        self._device: DeviceSampler | None = None
+        if accelerator.is_asynchronous:
+            self._device = DeviceSampler(accelerator, self._sampler.num_choices)
         self.retreat = Retreat("while choosing the tokens", "rows", "--batch-size or --kv-tokens")
 
     def prepare(self, rows: Sequence[RunningRow], choices: Sequence[Choice]) -> Prepared:
@@ -98,21 +136,30 @@ class Selector:
         scored = {i: a for i, a in enumerate(choices) if isinstance(a, ScoredAnswer)}
         return Prepared(batch=batch, scored=scored)
 
-    def select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:
-        """One token a row; ``sources``: int64[R], the rows' places in the launched step.
+    def launch(self, logits: Logits, sources: I64, prepared: Prepared) -> Chosen:
+        """Chooses a token a row; ``sources``: int64[R], the rows' places in the launched step.
 
-        Where a row's mask leaves few tokens, only their part of the output layer is computed.
+        On a device it may go on after this returns, but where some answer wants its logits. On the
+        CPU only a part of the output layer is computed where a row's mask leaves few tokens.
         Raises `OutOfMemoryError` when what that takes does not fit, one row at a time.
         """
 
         def select(first: int, last: int) -> SampledTokens:
-            if last - first == len(sources):
-                return self._select(logits, sources, prepared)
             return self._select(logits, sources[first:last], prepared.part(first, last))
 
         what = f"while choosing the tokens of {len(sources)} rows"
         with enough_memory(what, "lower `batch_size` or `kv_tokens`"):
-            return SampledTokens.joined(self.retreat.in_parts(len(sources), select))
+            device = self._device
+            if device is not None and not prepared.scored:
+                parts = self.retreat.in_parts(
+                    len(sources),
+                    lambda first, last: device.launch(
+                        logits.collect(sources[first:last]), prepared.part(first, last).batch
+                    ),
+                )
+                return device.download(parts, prepared.batch)
+            sampled = SampledTokens.joined(self.retreat.in_parts(len(sources), select))
+            return KnownTokens(sampled, self._accelerator)
 
     def _select(self, logits: Logits, sources: I64, prepared: Prepared) -> SampledTokens:
         sampler, batch = self._sampler, prepared.batch

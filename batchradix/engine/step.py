@@ -63,8 +63,9 @@ class KVTransfer:
 class Step:
     """One forward pass. ``T`` query tokens, ``R`` rows whose logits are wanted.
 
-    ``token_ids``, ``positions``, ``slots``: int64[T]; the key and value of query ``t`` are
-    written to pool slot ``slots[t]`` in every layer *before* that layer attends.
+    ``token_ids``, ``positions``, ``slots``: int64[T]; a negative token id ``-1 - i`` stands for
+    the ``i``-th token of those that are being chosen while the step is laid out. The key and value
+    of query ``t`` are written to pool slot ``slots[t]`` in every layer *before* that layer attends.
 
     ``context``: int64[n, 4] of (slot_start, num_slots, query_start, query_end): every query of
     the range attends to all ``num_slots`` slots. A running row's private tail is such a piece

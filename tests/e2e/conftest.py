@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
@@ -38,11 +39,11 @@ class PoisoningRunner(ModelRunner):
 
     engine: RadixEngine | None = None
 
-    def launch(self, step: Step) -> None:
+    def launch(self, step: Step, chosen: torch.Tensor | None = None) -> None:
         if self.engine is not None and not len(step.moves) and not step.spills:
             runs = self.engine.scheduler.pool.free_runs
             self.poison_free((start, start + length) for start, length in runs)
-        super().launch(step)
+        super().launch(step, chosen)
 
 
 def engine_settings(**changes: Any) -> EngineSettings:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -102,4 +103,28 @@ class AttentionBackend(Protocol):
         ``q_THE`` may be float32 beside another model dtype; returns [T, H · E] in the model
         dtype. Reads no slot outside the step's pieces.
         """
+        ...
+
+
+@runtime_checkable
+class FixedPlans(Protocol):
+    """A backend that can put the plans of many steps in one place, one after the other, so that
+    what was recorded of one step can be replayed on others. All of it is on the current device."""
+
+    def lay_out(self, step: Step) -> Any:
+        """A step's plan as far as the host gets with it."""
+        ...
+
+    def sizes(self, layout: Any, num_tokens: int) -> Hashable:
+        """Of a plan with room for the layout, in a step of ``num_tokens``, which are at least
+        those of the layout; of few different sizes over a run."""
+        ...
+
+    def empty_plan(self, sizes: Any) -> Any:
+        """A plan of these sizes, to be filled before `AttentionBackend.run` takes it."""
+        ...
+
+    def fill(self, plan: Any, layout: Any) -> None:
+        """Makes it the plan of a step. The queries it has beyond the step's read and write no
+        slot, and get numbers that mean nothing."""
         ...

@@ -17,11 +17,11 @@ from batchradix.types import I64
 from batchradix_kernels.triton_runtime import is_installed, serves
 
 if TYPE_CHECKING:
-    from batchradix_kernels.tree_attention.triton import TritonTreePlan
+    from batchradix_kernels.tree_attention.triton import PlanSizes, TreeLayout, TritonTreePlan
 
 
 class TritonAttention:
-    """Implements `AttentionBackend`."""
+    """Implements `AttentionBackend` and `FixedPlans`."""
 
     def __init__(self, shape: AttentionShape) -> None:
         # Not everywhere where batchradix runs is there a Triton to import.
@@ -70,6 +70,18 @@ class TritonAttention:
 
     def plan(self, step: Step) -> TritonTreePlan:
         return self._kernel.plan(step.slots, step.context, step.causal)
+
+    def lay_out(self, step: Step) -> TreeLayout:
+        return self._kernel.lay_out(step.slots, step.context, step.causal)
+
+    def sizes(self, layout: TreeLayout, num_tokens: int) -> PlanSizes:
+        return layout.sizes.rounded(num_tokens)
+
+    def empty_plan(self, sizes: PlanSizes) -> TritonTreePlan:
+        return self._kernel.empty_plan(sizes, shared=True)
+
+    def fill(self, plan: TritonTreePlan, layout: TreeLayout) -> None:
+        self._kernel.fill(plan, layout)
 
     def run(
         self,

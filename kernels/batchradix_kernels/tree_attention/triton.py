@@ -18,6 +18,7 @@ slots of a tile.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,13 @@ import triton.language as tl
 
 from batchradix_kernels.kv_store.triton import kv_store_triton
 from batchradix_kernels.lse_merge.triton import merge_parts_triton
-from batchradix_kernels.tree_attention.cascade_plan import I32, I64, plan_cascade
+from batchradix_kernels.tree_attention.cascade_plan import (
+    I32,
+    I64,
+    ITEM_FIELDS,
+    CascadePlan,
+    plan_cascade,
+)
 from batchradix_kernels.tree_attention.tiles import Tile, choose_tiles, fit
 
 __all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel"]
@@ -36,6 +43,7 @@ LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 PROGRAMS_PER_PROCESSOR = 4
 INTERPRETER_PROGRAMS = 8
+LEAST_ROUNDED = 64
 ALIGNMENT = 4  # int32 numbers, so that each array of an upload begins at 16 bytes
 
 
@@ -165,11 +173,47 @@ def attend_items_kernel(
 
 
 @dataclass(frozen=True, slots=True)
+class PlanSizes:
+    """How much a plan on the device has room for; ``num_items``: of each height of tile."""
+
+    num_tokens: int
+    num_pages: int
+    num_items: tuple[int, ...]
+    num_parts: int
+
+    def rounded(self, num_tokens: int) -> PlanSizes:
+        """As much or more, for so many tokens, of sizes that many steps have in common."""
+        return PlanSizes(
+            num_tokens,
+            _power_of_2(self.num_pages),
+            tuple(map(_power_of_2, self.num_items)),
+            _power_of_2(self.num_parts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """A step's plan on the host; see `TritonTreeAttention.plan` for what it was made of."""
+
+    slots: I32
+    pages: I32
+    page_size: int
+    cascade: CascadePlan
+
+    @property
+    def sizes(self) -> PlanSizes:
+        items = tuple(map(len, self.cascade.items))
+        return PlanSizes(len(self.slots), len(self.pages), items, self.cascade.num_parts)
+
+
+@dataclass(frozen=True, slots=True)
 class TritonTreePlan:
-    """A step's items on the device, with room for its parts."""
+    """A step's items on the device, with room for its parts; all int32 arrays are views of
+    ``packed``, which comes from the host in one copy."""
 
     num_tokens: int
     page_size: int
+    packed: torch.Tensor
     slots: torch.Tensor
     pages: torch.Tensor
     items: tuple[torch.Tensor, ...]
@@ -204,6 +248,7 @@ class TritonTreeAttention:
         self._dtype = dtype
         self._device = device
         self._tiles, self._num_programs = _suit(head_dim, self._group, dtype, device)
+        self._shared_room: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by parts
 
     def plan(
         self,
@@ -219,32 +264,97 @@ class TritonTreeAttention:
         one after the other, they begin at a place in it instead, where position ``i`` lies in
         page ``pages[first + i // page_size]``. What a table holds behind a piece is never read.
         """
-        num_tokens = len(slots)
-        plan = plan_cascade(
+        layout = self.lay_out(slots, context, causal, pages=pages, page_size=page_size)
+        plan = self.empty_plan(layout.sizes, layout.page_size)
+        self.fill(plan, layout)
+        return plan
+
+    def lay_out(
+        self,
+        slots: I64,
+        context: I64,
+        causal: I64,
+        *,
+        pages: I32 | None = None,
+        page_size: int = 0,
+    ) -> TreeLayout:
+        """What `plan` takes, as far as the host gets with it."""
+        cascade = plan_cascade(
             context,
             causal,
-            num_tokens,
+            len(slots),
             group=self._group,
             num_kv_heads=self._num_kv_heads,
             tile_rows=[tile.rows for tile in self._tiles],
             num_programs=self._num_programs,
         )
         table = np.zeros(0, dtype=np.int32) if pages is None else pages
-        slots_, table_, offsets, parts, *items = self._upload(
-            [slots.astype(np.int32), table, plan.offsets, plan.parts, *plan.items]
+        return TreeLayout(slots.astype(np.int32), table, 0 if pages is None else page_size, cascade)
+
+    def empty_plan(
+        self, sizes: PlanSizes, page_size: int = 0, *, shared: bool = False
+    ) -> TritonTreePlan:
+        """A plan to be filled, also again and again, with layouts of at most these sizes.
+
+        ``shared``: plans with room for equally many parts keep them in the same place, so that
+        they have to run one after the other.
+        """
+        shapes = (
+            (sizes.num_tokens,),
+            (sizes.num_pages,),
+            (sizes.num_tokens + 1,),
+            (sizes.num_parts,),
+            *((num_items, ITEM_FIELDS) for num_items in sizes.num_items),
         )
-        size = (plan.num_parts, self._num_heads, self._head_dim)
+        starts = np.cumsum([0, *(_aligned(math.prod(shape)) for shape in shapes)]).tolist()
+        packed = torch.empty(starts[-1], dtype=torch.int32, device=self._device)
+        slots, pages, offsets, parts, *items = (
+            packed[start : start + math.prod(shape)].view(shape)
+            for start, shape in zip(starts, shapes, strict=False)
+        )
+        room = self._shared_room.get(sizes.num_parts) if shared else None
+        if room is None:
+            size = (sizes.num_parts, self._num_heads, self._head_dim)
+            room = (
+                torch.empty(size, dtype=torch.float32, device=self._device),
+                torch.empty(size[:2], dtype=torch.float32, device=self._device),
+            )
+        if shared:
+            self._shared_room[sizes.num_parts] = room
         return TritonTreePlan(
-            num_tokens=num_tokens,
-            page_size=0 if pages is None else page_size,
-            slots=slots_,
-            pages=table_,
+            num_tokens=sizes.num_tokens,
+            page_size=page_size,
+            packed=packed,
+            slots=slots,
+            pages=pages,
             items=tuple(items),
             offsets=offsets,
             parts=parts,
-            partial=torch.empty(size, dtype=torch.float32, device=self._device),
-            partial_lse=torch.empty(size[:2], dtype=torch.float32, device=self._device),
+            partial=room[0],
+            partial_lse=room[1],
         )
+
+    def fill(self, plan: TritonTreePlan, layout: TreeLayout) -> None:
+        """Puts a step's layout in the place of the one before. Tokens that the plan has beyond it
+        write nothing and get zeros, items beyond it do nothing."""
+        cascade = layout.cascade
+        filled = (
+            (plan.slots, layout.slots, -1),
+            (plan.pages, layout.pages, 0),
+            (plan.offsets, cascade.offsets, cascade.num_parts),
+            (plan.parts, cascade.parts, 0),
+            *((ours, theirs, 0) for ours, theirs in zip(plan.items, cascade.items, strict=True)),
+        )
+        staged = torch.empty(
+            plan.packed.shape, dtype=torch.int32, pin_memory=self._device.type == "cuda"
+        )
+        flat, start = staged.numpy(), 0
+        for target, array, rest in filled:
+            assert array.size <= target.numel(), "the plan is too small for this step"
+            flat[start : start + array.size] = array.ravel()
+            start_of_rest, start = start + array.size, start + _aligned(target.numel())
+            flat[start_of_rest:start] = rest
+        plan.packed.copy_(staged, non_blocking=True)
 
     def run(
         self,
@@ -307,20 +417,14 @@ class TritonTreeAttention:
             num_stages=tile.num_stages,
         )
 
-    def _upload(self, arrays: list[I32]) -> list[torch.Tensor]:
-        """The arrays on the device, copied there at once."""
-        starts = np.cumsum([0, *(-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays)])
-        packed = torch.zeros(
-            int(starts[-1]), dtype=torch.int32, pin_memory=self._device.type == "cuda"
-        )
-        flat = packed.numpy()
-        for start, array in zip(starts.tolist(), arrays, strict=False):
-            flat[start : start + array.size] = array.ravel()
-        there = packed.to(self._device, non_blocking=True)
-        return [
-            there[start : start + array.size].view(array.shape)
-            for start, array in zip(starts.tolist(), arrays, strict=False)
-        ]
+
+def _aligned(num_elements: int) -> int:
+    return -(-num_elements // ALIGNMENT) * ALIGNMENT
+
+
+def _power_of_2(number: int) -> int:
+    """0 or a power of two, at least `LEAST_ROUNDED`."""
+    return number and max(LEAST_ROUNDED, triton.next_power_of_2(number))
 
 
 def _suit(

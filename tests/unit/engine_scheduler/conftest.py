@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -406,10 +406,19 @@ class HashRunner:
         self.num_choices = num_choices
         self.broken: set[int] = set()  # tokens before which logits are NaN
         self.num_closed = 0
+        self.notices: list[str] = []
         self._values: list[int] | None = None
 
-    def launch(self, step: Step) -> None:
-        self._values = self.fake.run(step)
+    @property
+    def num_slots(self) -> int:
+        return self.fake.num_slots
+
+    def launch(self, step: Step, chosen: torch.Tensor | None = None) -> None:
+        token_ids = step.token_ids.copy()
+        for query in np.flatnonzero(token_ids < 0):
+            assert chosen is not None, "a step waits for tokens that nobody chooses"
+            token_ids[query] = int(chosen[-1 - token_ids[query]])
+        self._values = self.fake.run(replace(step, token_ids=token_ids))
 
     def collect(self, rows: I64 | None = None) -> torch.Tensor:
         assert self._values is not None

@@ -26,11 +26,11 @@ class PoisoningRunner(ModelRunner):
 
     engine: RadixEngine | None = None
 
-    def launch(self, step: Step) -> None:
+    def launch(self, step: Step, chosen: torch.Tensor | None = None) -> None:
         if self.engine is not None and len(step.moves) == 0:
             runs = self.engine.scheduler.pool.free_runs
             self.poison_free((start, start + length) for start, length in runs)
-        super().launch(step)
+        super().launch(step, chosen)
 
 
 def prompts() -> list[list[int]]:
