@@ -230,6 +230,8 @@ class RadixEngine:
                 completions += self._land(watch)
         if self._row_timeout_s is not None:
             completions += self._time_out(begun, self._clock() - began_s, self._row_timeout_s)
+        if not self._scheduler.has_work:
+            self._flight = None  # all its rows took too long
         if self._observer is not None:
             self._observer(self._stats(decision, watch, len(completions)))
         return completions
@@ -288,6 +290,12 @@ class RadixEngine:
         sampled = flight.chosen.get()
         watch.lap("sample_s")
         self._speculator.note_step(flight.num_tokens, watch.without_s("schedule_s"))
+        completions = self._take(flight, sampled)
+        watch.lap("collect_s")
+        return completions
+
+    def _take(self, flight: Flight, sampled: SampledTokens) -> list[Completion]:
+        """Appends each row's tokens and what they force; the rows that ended with them leave."""
         completions = []
         for row, group in groupby(range(len(flight.rows)), key=flight.rows.__getitem__):
             row.is_awaited = False
@@ -295,7 +303,6 @@ class RadixEngine:
                 continue
             if not self._take_row(row, list(group), sampled, row.seq in flight.first_tokens):
                 completions.append(self._finish(row))
-        watch.lap("collect_s")
         return completions
 
     def _stats(self, decision: Schedule, watch: Stopwatch, num_finished: int) -> StepStats:

@@ -13,6 +13,7 @@ import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineSettings
+from batchradix.engine.accelerator import Accelerator
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.model_runner import ModelRunner
@@ -67,11 +68,21 @@ def make_engine(
     *,
     poison: bool = False,
     grammars: GrammarCompiler | None = None,
+    accelerator: Accelerator | None = None,
 ) -> RadixEngine:
     """The engine as the pipeline makes it; ``poison`` keeps free slots full of NaN."""
-    runner = PoisoningRunner(checkpoint, settings) if poison else None
+    runner = None
+    if poison:
+        runner = PoisoningRunner(checkpoint, settings, accelerator=accelerator)
     detokenizer = IncrementalDetokenizer(checkpoint.tokenizer.token_bytes)
-    engine = RadixEngine(checkpoint, settings, detokenizer, grammars=grammars, runner=runner)
+    engine = RadixEngine(
+        checkpoint,
+        settings,
+        detokenizer,
+        grammars=grammars,
+        runner=runner,
+        accelerator=accelerator,
+    )
     if runner is not None:
         runner.engine = engine
         runner._store, runner._space = engine._store, engine._space

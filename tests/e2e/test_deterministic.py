@@ -42,12 +42,12 @@ def logits_of(engine: RadixEngine, job: EngineJob, names: Sequence[int]) -> Logi
         last[:] = [logits.clone()]
         return logits
 
-    def recording_take(rows: Any, sampled: Any) -> Any:
-        for row, logits in zip(rows, last[0], strict=True):
+    def recording_take(flight: Any, sampled: Any) -> Any:
+        for row, logits in zip(flight.rows, last[0], strict=True):
             key = (names[row.row], len(row.answer))
             bits = logits.numpy().tobytes()
             assert seen.setdefault(key, bits) == bits
-        return take(rows, sampled)
+        return take(flight, sampled)
 
     engine._runner.collect, engine._take = recording_collect, recording_take
     engine.submit(job)

@@ -152,6 +152,61 @@ def test_a_row_that_takes_longer_than_one_may_fails_alone_and_frees_its_slots(
         assert c.token_ids == alone[row].token_ids[:7]
 
 
+@pytest.mark.parametrize("changes", [{}, {"kv_tokens": 60}, {"prefix_cache": False}])
+def test_answers_are_the_same_when_tokens_are_read_a_step_late(
+    sim: ModuleType, make_engine: MakeEngine, changes: dict[str, Any]
+) -> None:
+    """With prompts in one step and in several, answers of every length, forced and broken ones."""
+    spec = GrammarSpec(kind="json_schema", source='{"enum": ["yes", "no", "yellow"]}')
+    choices = GrammarSpec(kind="choices", source='["yes", "yellow", "no", "none"]')
+    settings = [
+        RowSettings(),
+        RowSettings(grammar=spec),
+        RowSettings(grammar=choices, probabilities=True),
+    ]
+    rows = [[65 + i // 6, *range(70, 70 + i % 23), i] for i in range(60)]
+    done, usages = [], []
+    for overlap in (False, True):
+        engine, runner = make_engine(overlap=overlap, **changes)
+        runner.broken = {sim.next_token(sim.prefix_hash(rows[30]), 200)}
+        settings_id = [i % 7 % 3 for i in range(60)]
+        job = sim.make_job(
+            rows, [i % 31 + 1 for i in range(60)], settings=settings, settings_id=settings_id
+        )
+        engine.submit(job)
+        completions = []
+        while engine.has_work:
+            completions += engine.step()
+            assert len({c.row for c in completions}) == len(completions)
+            engine.scheduler.check()
+        engine.check()
+        done.append({c.row: c for c in completions})
+        usages.append(engine.usage)
+    assert done[0] == done[1]
+    assert len(done[0]) == 60
+    assert any(c.error is not None for c in done[0].values())
+    plain, late = usages
+    assert late.decode_steps == plain.decode_steps
+    assert late.completion_tokens == plain.completion_tokens
+    if not plain.preemptions:
+        assert late.computed_tokens == plain.computed_tokens
+    assert (plain.preemptions > 0) == ("kv_tokens" in changes)
+
+
+def test_rows_that_time_out_while_a_token_is_chosen_leave_nothing_behind(
+    sim: ModuleType, make_engine: MakeEngine
+) -> None:
+    engine, _ = make_engine(row_timeout_s=5, overlap=True)
+    engine.submit(sim.make_job([[65, 66, i] for i in range(16)], [40] * 16))
+    done = {}
+    while engine.has_work:
+        done |= {c.row: c for c in engine.step()}
+        engine.check()
+    codes = {None if c.error is None else c.error.code for c in done.values()}
+    assert codes == {None, RowErrorCode.ROW_TIMEOUT}
+    assert len(done) == 16
+
+
 def test_waiting_for_a_place_a_prompt_or_slots_is_no_time_of_a_row(
     sim: ModuleType, make_engine: MakeEngine
 ) -> None:
