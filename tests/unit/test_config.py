@@ -81,6 +81,9 @@ def test_prompt_options_that_contradict_each_other_are_refused(options: dict[str
         {"speculate": 0},
         {"speculate": True},
         {"speculate": 33},
+        {"overlap": True},
+        {"cuda_graphs": "maybe"},
+        {"overlap": "on", "speculate": 4},
         {"kv_tokens": 2.5},
         {"kv_tokens": 5, "kv_memory_bytes": 5},
     ],
@@ -142,3 +145,31 @@ def test_room_beside_the_pool_that_is_too_small_to_be_used_is_refused() -> None:
     machine = replace(MACHINE, device="cuda:0", free_device_memory_bytes=10**8)
     with pytest.raises(OptionError, match="kv_host_memory_bytes of 1 bytes"):
         settle(EngineOptions(kv_host_memory_bytes=1), machine)
+
+
+def test_a_device_runs_ahead_of_the_host_unless_answers_are_guessed_ahead() -> None:
+    def resolved(device: str, **options: Any) -> Any:
+        machine = Machine(
+            num_threads=2,
+            has_bf16=True,
+            free_memory_bytes=2**34,
+            device=device,
+            free_device_memory_bytes=None if device == "cpu" else 2**34,
+        )
+        return resolve_engine(
+            EngineOptions(**options),
+            machine,
+            num_kv_elements_per_token=1000,
+            weight_bytes_float32=2**30,
+        )
+
+    on_gpu = resolved("cuda:0")
+    assert (on_gpu.overlap, on_gpu.cuda_graphs, on_gpu.profile_kv) == (True, "auto", True)
+    on_cpu = resolved("cpu")
+    assert (on_cpu.overlap, on_cpu.cuda_graphs, on_cpu.profile_kv) == (False, "off", False)
+    assert resolved("cpu", overlap="on").overlap
+    assert not resolved("cuda:0", overlap="off").overlap
+    assert not resolved("cuda:0", speculate=4).overlap
+    assert not resolved("cuda:0", kv_tokens=500).profile_kv
+    with pytest.raises(OptionError, match="need a GPU"):
+        resolved("cpu", cuda_graphs="on")

@@ -40,6 +40,7 @@ OPTIONS = {
         "--kv-store", "--kv-store-size", "--kv-disk", "--kv-host-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
         "--probabilities", "--choose", "--speculate", "--deterministic",
+        "--overlap", "--cuda-graphs",
         "--grammar-timeout", "--grammar-memory", "--unnest", "--keep-truncated",
         "--restart", "--resume", "--reuse", "--retry", "--errors",
         "--allow-failures", "--abort-after-failures", "--deadline", "--row-timeout",
