@@ -44,9 +44,12 @@ def make_backend(name: str, shape: AttentionShape, folder: Path | None = None) -
 
 
 def automatic(shape: AttentionShape, folder: Path | None = None) -> str:
-    """What ``auto`` means: the C kernels where they serve the shape, else torch operations, unless
-    a table in ``folder``, the cache folder, says that something else is faster here."""
+    """What ``auto`` means: the C kernels or, on a GPU, Triton's where they serve the shape, else
+    torch operations, unless a table in ``folder``, the cache folder, says that something else is
+    faster here."""
     usual = "cpu" if CpuAttention.serves(shape) else "torch"
+    if shape.device.type == "cuda" and TritonAttention.missing(shape) is None:
+        usual = "triton"
     if folder is None or shape.batch_invariant:
         return usual
     times = read_times(folder, table_key(shape, measurable(shape)))
