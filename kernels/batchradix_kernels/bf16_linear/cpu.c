@@ -149,6 +149,17 @@ BX_EXPORT void bx_bf16_pack(const uint16_t *weight, uint16_t *packed, int64_t ou
     bx_pack_panels(weight, packed, out_size, in_size * (int64_t)sizeof *weight);
 }
 
+void bx_bf16_linear_share(const uint16_t *x, const uint16_t *packed, const float *bias, void *out,
+                          int64_t num_rows, int64_t in_size, int64_t out_size, int kind, int gated,
+                          int thread, int num_threads)
+{
+#if defined(__x86_64__)
+    struct bf16_linear c = {x, packed, bias, out, num_rows, in_size, out_size, kind, gated};
+    if (num_rows > 0)
+        task(&c, thread, num_threads);
+#endif
+}
+
 /* `x`: [num_rows, in_size] to `out`: [num_rows, out_size] of `kind`, or half as wide and bfloat16
  * where `gated`. `bias`: [out_size rounded up to panels], or NULL. */
 BX_EXPORT void bx_bf16_linear(const uint16_t *x, const uint16_t *packed, const float *bias,

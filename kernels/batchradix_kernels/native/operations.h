@@ -22,4 +22,9 @@ BX_EXPORT void bx_bf16_linear(const uint16_t *x, const uint16_t *packed, const f
                               void *out, int64_t num_rows, int64_t in_size, int64_t out_size,
                               int kind, int gated, int threads);
 
+/* The columns of `bx_bf16_linear` that are one thread's; all threads of a task call it. */
+void bx_bf16_linear_share(const uint16_t *x, const uint16_t *packed, const float *bias, void *out,
+                          int64_t num_rows, int64_t in_size, int64_t out_size, int kind, int gated,
+                          int thread, int num_threads);
+
 #endif
