@@ -30,9 +30,9 @@ def job(
 ) -> Path:
     """A job file whose steps take a tenth of a second at least."""
 
-    def slowly(runner: ModelRunner, step: Any) -> None:
+    def slowly(runner: ModelRunner, *step: Any) -> None:
         time.sleep(0.1)
-        LAUNCH(runner, step)
+        LAUNCH(runner, *step)
 
     monkeypatch.setattr(ModelRunner, "launch", slowly)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
