@@ -1,9 +1,9 @@
 """Turns the pieces of a step into levels of page tables, as FlashInfer's cascade takes them.
 
-A level gives each of its queries one list of slots. The slots that all queries of a range share
-(a tree node's, say) are one entry of a level, so they are read once for all of these queries; what a
-query gets at its levels is merged. Pages are of one slot, so a list names slots in any order. Only
-numpy: this runs once a step, on the host.
+A level gives each of its queries one list of slots. What the queries of a range share, a tree node
+say, is one entry of a level and so read once for all of them; what a query gets at its levels is
+merged. Pages are of one slot, so a list names slots in any order. Only numpy: this runs once a
+step, on the host.
 
 Legend: T queries, B entries of a level, n slots that a level's entries name.
 """
@@ -15,15 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchradix.engine.step import Step
 from batchradix.types import I64
 
 I32 = NDArray[np.int32]
-
-# A level costs a call and a merge in every layer, some 20 µs, in which a GPU reads keys and values
-# of thousands of slots: one that saves less goes into the lists of its queries. Not measured yet.
-MIN_SAVED_SLOTS = 4096
-MAX_LEVELS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +65,23 @@ class _Ranges:
 
 
 def plan_levels(
-    step: Step, *, max_levels: int = MAX_LEVELS, min_saved_slots: int = MIN_SAVED_SLOTS
+    context: I64,
+    causal: I64,
+    num_queries: int,
+    *,
+    max_levels: int,
+    min_saved_slots: int,
 ) -> tuple[Level, ...]:
-    """Shared levels first, each worth ``min_saved_slots``; the last is every query's own.
+    """The levels of a step whose pieces are ``context`` and ``causal``, as in `Step`.
 
-    In that one every query has slots, its own among them; it alone is causal, where the step is.
-    Pieces with one query range are one list. Of the depths of the tree, those that save most
-    become levels, ``max_levels - 1`` at most, and the pieces at others are written out in the own
-    lists of their queries.
+    The last one is every query's own: in it every query has slots, itself the last of them, and it
+    alone is causal, where the step is. Pieces with one query range are one list. Of the depths of
+    the tree those that save most become levels before it, ``max_levels - 1`` at most and each worth
+    ``min_saved_slots``; the pieces at other depths go into the own lists of their queries.
     """
-    ranges = _ranges(step)
+    ranges = _ranges(context, causal)
     bounds = np.unique(np.concatenate((ranges.first, ranges.end)))
-    assert bounds[0] == 0 and bounds[-1] == step.num_tokens, "a query has no piece"
+    assert (bounds[0], bounds[-1]) == (0, num_queries), "a query has no piece"
     lowest = np.searchsorted(bounds, ranges.first)
     num_intervals = np.searchsorted(bounds, ranges.end) - lowest
     # pairs of a range and an interval in it, by range
@@ -107,11 +106,11 @@ def plan_levels(
     return (*levels, own)
 
 
-def _ranges(step: Step) -> _Ranges:
-    pieces = np.zeros((len(step.context) + len(step.causal), 5), dtype=np.int64)
-    pieces[: len(step.context), :4] = step.context
-    pieces[len(step.context) :, :4] = step.causal
-    pieces[len(step.context) :, 4] = 1
+def _ranges(context: I64, causal: I64) -> _Ranges:
+    pieces = np.zeros((len(context) + len(causal), 5), dtype=np.int64)
+    pieces[: len(context), :4] = context
+    pieces[len(context) :, :4] = causal
+    pieces[len(context) :, 4] = 1
     pieces = pieces[(pieces[:, 1] > 0) & (pieces[:, 3] > pieces[:, 2])]
     pieces = pieces[np.lexsort((pieces[:, 4], -pieces[:, 3], pieces[:, 2]))]
     slot_start, num_slots, first, end, is_causal = pieces.T
