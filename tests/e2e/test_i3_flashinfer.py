@@ -60,7 +60,7 @@ def test_greedy_answers_are_those_of_each_row_alone(
 ) -> None:
     torch_flashinfer.install(monkeypatch, min_saved_slots=min_saved_slots)
     if wrapper == FEW_QUERIES_ON_HOPPER:
-        monkeypatch.setattr(flashinfer_backend, "_capability", lambda device: (9, 0))
+        monkeypatch.setattr(flashinfer_backend, "capability", lambda device: (9, 0))
     folder = tiny_model_folder("random", family=family, prepend_bos=False)
     checkpoint = open_checkpoint(str(folder))
     alone = i3.Alone.load(folder, checkpoint.tokenizer.eos_ids)

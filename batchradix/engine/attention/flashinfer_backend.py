@@ -7,9 +7,7 @@ attends, and what the queries got is merged by log-sum-exp.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,16 @@ from numpy.typing import NDArray
 
 from batchradix.engine.attention import plain_pool
 from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.flashinfer_module import (
+    WORKSPACE_BYTES,
+    PlanCopies,
+    building_kernels,
+    capability,
+    import_flashinfer,
+    missing_flashinfer,
+)
 from batchradix.engine.attention.flashinfer_plan import I32, Level, plan_levels
 from batchradix.engine.step import Step, empty_i64, i64_table
-from batchradix.errors import OptionError
 from batchradix.types import I64
 from batchradix_kernels.kv_store import kv_store
 
@@ -28,10 +33,8 @@ from batchradix_kernels.kv_store import kv_store
 # of thousands of slots: one that saves less goes into the lists of its queries. Not measured yet.
 MIN_SAVED_SLOTS = 4096
 MAX_LEVELS = 4
-_DTYPES = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = (64, 128, 256)
 _LAYOUT = "HND"  # [pages, key heads, 1, E], in any strides
-_MIN_WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends
 _TILE_ROWS = 128  # the largest tile of queries of its kernels
 _MERGE_ELEMENTS = 8192  # of a query's heads: more than that its merge has no threads for
 
@@ -62,39 +65,23 @@ class FlashInferAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
-        try:
-            self._flashinfer = importlib.import_module("flashinfer")
-        except ImportError as error:
-            raise OptionError(
-                f"`attention` flashinfer cannot be used: FlashInfer does not import ({error}); run "
-                f"pip install 'batchradix[gpu]', or use triton"
-            ) from None
-        self._is_hopper = _capability(shape.device)[0] == 9
+        self._flashinfer = import_flashinfer()
+        self._is_hopper = capability(shape.device)[0] == 9
         self._workspace = torch.empty(
             _workspace_bytes(shape), dtype=torch.uint8, device=shape.device
         )
         self._wrappers: dict[tuple[str, int], Any] = {}
         self._planned: FlashInferPlan | None = None
-        self._copied: torch.cuda.Event | None = None  # the last plan to the device
+        self._copies = PlanCopies(shape.device)
         self._build()
 
     @staticmethod
     def missing(shape: AttentionShape) -> str | None:
         """Why it does not serve, and what to do instead; None where it does."""
-        if shape.device.type != "cuda" or torch.version.hip is not None:
-            return "it needs a GPU of NVIDIA; use auto"
-        if find_spec("flashinfer") is None:
-            return "FlashInfer is not installed; run pip install 'batchradix[gpu]', or use triton"
-        if shape.dtype not in _DTYPES:
-            name = str(shape.dtype).removeprefix("torch.")
-            return f"there is none for `dtype` {name}, only for bfloat16 and float16; use triton"
-        if shape.head_dim not in _HEAD_DIMS:
-            return (
-                f"there is none for heads of {shape.head_dim}, only of 64, 128 and 256; use triton"
-            )
-        if _capability(shape.device) < (8, 0):
-            return "it needs a GPU of compute capability 8.0 or later; use triton"
-        return None
+        why = missing_flashinfer(shape.device, shape.dtype)
+        if why is None and shape.head_dim not in _HEAD_DIMS:
+            why = f"there is none for heads of {shape.head_dim}, only of 64, 128, 256; use triton"
+        return why
 
     def allocate(self, num_slots: int) -> torch.Tensor:
         return plain_pool.allocate(self.shape, num_slots)
@@ -115,8 +102,7 @@ class FlashInferAttention:
 
     def plan(self, step: Step) -> FlashInferPlan:
         """A plan, which holds until the next one is made."""
-        if self._copied is not None:  # wrappers copy from memory that they are about to write again
-            self._copied.synchronize()
+        self._copies.wait()
         *shared, own = _levels(step.context, step.causal, step.num_tokens)
         kernels = [self._kernel(level) for level in (*shared, own)]
         slots = self._tensor(step.slots.astype(np.int32))
@@ -132,9 +118,7 @@ class FlashInferAttention:
                 for wrapper, level in zip(wrappers, shared, strict=False)
             )
             plan = FlashInferPlan(slots, None, tuple(merging), wrappers[-1])
-        if self.shape.device.type == "cuda":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        self._copies.note()
         self._planned = plan
         return plan
 
@@ -231,20 +215,12 @@ class FlashInferAttention:
         q = torch.zeros(
             (1, shape.num_heads, shape.head_dim), dtype=shape.dtype, device=shape.device
         )
-        try:
+        with building_kernels():
             for kernel in ("fa2", "auto") if self._is_hopper else ("auto",):
                 wrapper = self._plan_level(0, own, kernel)
                 out, lse = wrapper.run(q, cache, return_lse=True)
                 merged = self._rows(out, lse)
                 self._flashinfer.merge_state_in_place(*merged, *merged, mask=None)
-        except torch.OutOfMemoryError:
-            raise
-        except (OSError, RuntimeError) as error:
-            why = str(error).strip().splitlines() or [type(error).__name__]
-            raise OptionError(
-                f"`attention` flashinfer cannot be used: FlashInfer did not build its kernels "
-                f"({why[0]}); install the CUDA toolkit with nvcc, or use triton"
-            ) from error
 
 
 def _levels(context: I64, causal: I64, num_queries: int) -> tuple[Level, ...]:
@@ -262,16 +238,12 @@ def _tables(level: Level) -> tuple[I32, ...]:
     return level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len
 
 
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
 def _workspace_bytes(shape: AttentionShape) -> int:
     """Room for the parts of lists that are split, in float32: as many tiles as run at once, two a
     processor for every query head of a key head."""
     if shape.device.type != "cuda":
-        return _MIN_WORKSPACE_BYTES
+        return WORKSPACE_BYTES
     num_processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     num_tiles = 2 * num_processors * shape.num_heads // shape.num_kv_heads
     tile_bytes = 4 * _TILE_ROWS * (shape.head_dim + 1)
-    return max(_MIN_WORKSPACE_BYTES, num_tiles * tile_bytes + (1 << 20))
+    return max(WORKSPACE_BYTES, num_tiles * tile_bytes + (1 << 20))

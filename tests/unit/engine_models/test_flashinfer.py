@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch_flashinfer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchradix.engine.attention import flashinfer_backend
+from batchradix.engine.attention import flashinfer_backend, flashinfer_module
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
 from batchradix.engine.attention.flashinfer_plan import Level, plan_levels
@@ -53,10 +54,11 @@ def trees(draw: st.DrawFn) -> tuple[list[int], Pieces, Pieces]:
     slots: list[int] = []
     context: Pieces = []
     causal: Pieces = []
-    free = draw(st.permutations(range(60)))[:]
+    numbers = count()
 
     def take() -> tuple[int, int]:
-        return 10 * free.pop(), draw(st.integers(1, 9))
+        place = next(numbers)
+        return 10 * (place if draw(st.booleans()) else 400 - place), draw(st.integers(1, 9))
 
     def grow(depth: int) -> None:
         (start, length), first = take(), len(slots)
@@ -83,8 +85,8 @@ def trees(draw: st.DrawFn) -> tuple[list[int], Pieces, Pieces]:
 
 
 def make_step(lab, slots, context, causal=()) -> Step:
-    count = range(len(slots))
-    return lab.make_step(count, count, slots, context=context, causal=causal)
+    tokens = range(len(slots))
+    return lab.make_step(tokens, tokens, slots, context=context, causal=causal)
 
 
 def levels_of(step: Step, *, most: int = 4, saving: int = 1) -> tuple[Level, ...]:
@@ -189,7 +191,7 @@ def test_any_tree_equals_the_reference(lab, tree, most, is_hopper):
         torch_flashinfer.install(patch)
         patch.setattr(flashinfer_backend, "MAX_LEVELS", most)
         if is_hopper:
-            patch.setattr(flashinfer_backend, "_capability", lambda device: (9, 0))
+            patch.setattr(flashinfer_backend, "capability", lambda device: (9, 0))
         out, wanted = attend(lab, *tree)
     assert_matches(out, wanted, TOLERANCES[SHAPE.dtype])
 
@@ -227,7 +229,7 @@ def test_flashinfers_own_cascade_serves_where_nothing_is_lost(
     lab, flashinfer, monkeypatch, changes, is_hopper, cascades
 ):
     if is_hopper:
-        monkeypatch.setattr(flashinfer_backend, "_capability", lambda device: (9, 0))
+        monkeypatch.setattr(flashinfer_backend, "capability", lambda device: (9, 0))
     backend = FlashInferAttention(replace(SHAPE, **changes))
     plan = backend.plan(make_step(lab, *shared_decode(4)))
     assert (plan.cascade is not None) == cascades
@@ -244,7 +246,7 @@ def test_more_heads_than_a_merge_has_threads_equal_the_reference(lab, flashinfer
 
 
 def test_long_chunks_on_hopper_are_left_to_flashinfers_choice(lab, flashinfer, monkeypatch):
-    monkeypatch.setattr(flashinfer_backend, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flashinfer_backend, "capability", lambda device: (9, 0))
     backend = make_backend("flashinfer", SHAPE)
     long = backend.plan(make_step(lab, range(128), [], [(0, 128, 0, 128)]))
     assert long.own.backend == "auto"
@@ -264,24 +266,29 @@ def test_wrappers_are_kept_from_step_to_step_and_serve_the_last_plan_only(lab, f
         backend.run(0, torch.zeros(2, 6, 64), kv, kv, pool, first)
 
 
+ON_CUDA = {"device": torch.device("cuda")}
+
+
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "gpu", "why"),
     [
-        ({}, "it needs a GPU of NVIDIA"),
-        ({"device": torch.device("cuda"), "dtype": torch.float32}, "none for dtype float32"),
-        ({"device": torch.device("cuda"), "head_dim": 80}, "none for heads of 80"),
+        ({}, (0, 0), "it needs a GPU of NVIDIA"),
+        (ON_CUDA | {"dtype": torch.float32}, (9, 0), "none for dtype float32"),
+        (ON_CUDA | {"head_dim": 80}, (9, 0), "none for heads of 80"),
+        (ON_CUDA, (7, 5), "needs a GPU of compute capability 8.0"),
     ],
 )
-def test_what_it_does_not_serve_is_refused_with_a_remedy(monkeypatch, changes, why):
-    monkeypatch.setattr(flashinfer_backend, "find_spec", lambda name: object())
+def test_what_it_does_not_serve_is_refused_with_a_remedy(monkeypatch, changes, gpu, why):
+    monkeypatch.setattr(flashinfer_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(flashinfer_module, "capability", lambda device: gpu)
     with pytest.raises(OptionError, match=rf"flashinfer, .*{why}.*; use "):
         make_backend("flashinfer", replace(SHAPE, **changes))
 
 
 def test_without_flashinfer_the_message_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(flashinfer_backend, "find_spec", lambda name: None)
+    monkeypatch.setattr(flashinfer_module, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'batchradix\[gpu\]', or use triton"):
-        make_backend("flashinfer", replace(SHAPE, device=torch.device("cuda")))
+        make_backend("flashinfer", replace(SHAPE, **ON_CUDA))
 
 
 def test_an_installation_that_does_not_import_is_told(flashinfer, monkeypatch):

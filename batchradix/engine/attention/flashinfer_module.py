@@ -1,0 +1,81 @@
+"""FlashInfer as the backends find it: whether it is there, its import, what its plans copy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from batchradix.errors import OptionError
+
+WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def missing_flashinfer(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why FlashInfer serves no model there, and what to do instead; None where it may."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "it needs a GPU of NVIDIA; use auto"
+    if find_spec("flashinfer") is None:
+        return "FlashInfer is not installed; run pip install 'batchradix[gpu]', or use triton"
+    if dtype not in _DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        return f"there is none for `dtype` {name}, only for bfloat16 and float16; use triton"
+    if capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later; use triton"
+    return None
+
+
+def import_flashinfer() -> Any:
+    """The module. Raises `OptionError` where an installation is broken."""
+    try:
+        return importlib.import_module("flashinfer")
+    except ImportError as error:
+        raise OptionError(
+            f"`attention` flashinfer cannot be used: FlashInfer does not import ({error}); run "
+            f"pip install 'batchradix[gpu]', or use triton"
+        ) from error
+
+
+@contextmanager
+def building_kernels() -> Iterator[None]:
+    """Raises `OptionError` where FlashInfer fails to build a kernel on its first use."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, RuntimeError) as error:
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        raise OptionError(
+            f"`attention` flashinfer cannot be used: FlashInfer did not build its kernels "
+            f"({why[0]}); install the CUDA toolkit with nvcc, or use triton"
+        ) from error
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a GPU; (0, 0) of a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+class PlanCopies:
+    """Wrappers plan in page-locked memory of their own, from which the device copies in its time:
+    nothing may be planned anew before it has."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._done: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Call it before wrappers plan."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def note(self) -> None:
+        """Call it when they have."""
+        if self._is_cuda:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
