@@ -21,10 +21,11 @@ from batchradix.engine.attention.flashinfer_module import (
     PlanCopies,
     building_kernels,
     capability,
+    for_device,
     import_flashinfer,
     missing_flashinfer,
 )
-from batchradix.engine.attention.flashinfer_plan import I32, Level, plan_levels
+from batchradix.engine.attention.flashinfer_plan import Level, plan_levels
 from batchradix.engine.step import Step, empty_i64, i64_table
 from batchradix.types import I64
 from batchradix_kernels.kv_store import kv_store
@@ -171,7 +172,7 @@ class FlashInferAttention:
             self._wrappers[key] = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                 self._workspace, _LAYOUT, backend=kernel
             )
-        wrapper, tables = self._wrappers[key], map(torch.from_numpy, _tables(level))
+        wrapper, tables = self._wrappers[key], self._tables(level)
         wrapper.plan(*tables, *self._sizes(), causal=level.causal, **self._numbers())
         return wrapper
 
@@ -181,7 +182,7 @@ class FlashInferAttention:
             self._wrappers[key] = self._flashinfer.MultiLevelCascadeAttentionWrapper(
                 len(levels), self._workspace, _LAYOUT
             )
-        tables = zip(*(map(torch.from_numpy, _tables(level)) for level in levels), strict=True)
+        tables = zip(*map(self._tables, levels), strict=True)
         wrapper, causal = self._wrappers[key], levels[-1].causal
         wrapper.plan(*map(list, tables), *self._sizes(), causal=causal, **self._numbers())
         return wrapper
@@ -205,7 +206,11 @@ class FlashInferAttention:
         return out.view(*heads, self.shape.head_dim), lse.view(heads)
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.shape.device)
+        return for_device(array, self.shape.device).to(self.shape.device, non_blocking=True)
+
+    def _tables(self, level: Level) -> list[torch.Tensor]:
+        tables = (level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len)
+        return [for_device(table, self.shape.device) for table in tables]
 
     def _build(self) -> None:
         """Attends once in every way that steps may, and merges."""
@@ -232,10 +237,6 @@ def _paged(pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a layer's pool [2, K, slots, E] as pages of a slot, [slots, K, 1, E]."""
     keys, values = pool.transpose(1, 2).unsqueeze(3)
     return keys, values
-
-
-def _tables(level: Level) -> tuple[I32, ...]:
-    return level.qo_indptr, level.kv_indptr, level.kv_indices, level.last_page_len
 
 
 def _workspace_bytes(shape: AttentionShape) -> int:

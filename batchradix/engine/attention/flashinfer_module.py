@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from batchradix.errors import OptionError
 
@@ -59,6 +61,12 @@ def building_kernels() -> Iterator[None]:
 def capability(device: torch.device) -> tuple[int, int]:
     """Of a GPU; (0, 0) of a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def for_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array in memory of the host from which a device copies without anyone waiting."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 class PlanCopies:
