@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +27,29 @@ def missing_flashinfer(device: torch.device, dtype: torch.dtype) -> str | None:
         return "it needs a GPU of NVIDIA; use auto"
     if find_spec("flashinfer") is None:
         return "FlashInfer is not installed; run pip install 'batchradix[gpu]', or use triton"
+    if not _has_kernels():
+        return (
+            "FlashInfer builds its kernels with nvcc, which is not there; install the CUDA "
+            "toolkit, or use triton"
+        )
     if dtype not in _DTYPES:
         name = str(dtype).removeprefix("torch.")
         return f"there is none for `dtype` {name}, only for bfloat16 and float16; use triton"
     if capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later; use triton"
     return None
+
+
+def _has_kernels() -> bool:
+    """Whether nvcc is where FlashInfer looks for it, or kernels that come built."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    if shutil.which("nvcc") is not None or Path(home, "bin", "nvcc").exists():
+        return True
+    if find_spec("flashinfer_jit_cache") is not None:
+        return True
+    spec = find_spec("flashinfer")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return any(Path(folder, "data", "aot").is_dir() for folder in folders or ())
 
 
 def import_flashinfer() -> Any:

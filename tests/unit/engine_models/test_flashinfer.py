@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,7 +232,7 @@ ON_CUDA = {"device": torch.device("cuda")}
     ],
 )
 def test_what_it_does_not_serve_is_refused_with_a_remedy(monkeypatch, changes, gpu, why):
-    monkeypatch.setattr(flashinfer_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(flashinfer_module, "find_spec", lambda name: object())  # kernels too
     monkeypatch.setattr(flashinfer_module, "capability", lambda device: gpu)
     with pytest.raises(OptionError, match=rf"flashinfer, .*{why}.*; use "):
         make_backend("flashinfer", replace(SHAPE, **changes))
@@ -240,6 +241,20 @@ def test_what_it_does_not_serve_is_refused_with_a_remedy(monkeypatch, changes, g
 def test_without_flashinfer_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(flashinfer_module, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'batchradix\[gpu\]', or use triton"):
+        make_backend("flashinfer", replace(SHAPE, **ON_CUDA))
+
+
+def test_without_a_compiler_kernels_must_come_built(monkeypatch, tmp_path):
+    """What is found there is asked for what comes next, a GPU that is not too old."""
+    found = {"flashinfer": SimpleNamespace(submodule_search_locations=[str(tmp_path)])}
+    monkeypatch.setattr(flashinfer_module, "find_spec", found.get)
+    monkeypatch.setattr(flashinfer_module, "capability", lambda device: (7, 5))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(OptionError, match="with nvcc, which is not there; install the CUDA tool"):
+        make_backend("flashinfer", replace(SHAPE, **ON_CUDA))
+    (tmp_path / "data" / "aot").mkdir(parents=True)
+    with pytest.raises(OptionError, match="compute capability"):
         make_backend("flashinfer", replace(SHAPE, **ON_CUDA))
 
 
