@@ -233,8 +233,8 @@ class EngineOptions:
             value = getattr(self, name)
             _require(isinstance(value, bool), f"`{name}` must be True or False, not {value!r}")
         _require(
-            self.attention in ("auto", "torch", "cpu", "triton"),
-            f"`attention` must be auto, torch, cpu or triton, not {self.attention!r}",
+            self.attention in ("auto", "torch", "cpu", "triton", "flashinfer"),
+            f"`attention` must be auto, torch, cpu, triton or flashinfer, not {self.attention!r}",
         )
         _require(
             self.speculate in ("auto", "off")

@@ -106,7 +106,7 @@ def run(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[
-        str, typer.Option(help="auto, torch, cpu (C kernels) or triton (GPUs).")
+        str, typer.Option(help="auto, torch, cpu (C kernels), triton or flashinfer (GPUs).")
     ] = "auto",
     batch_size: Annotated[
         int | None, typer.Option(help="Most rows that decode together; 64.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
+from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
 from batchradix.engine.attention.measured import fastest, read_times, table_key
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
@@ -18,6 +19,7 @@ BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
     "torch": TorchAttention,
     "cpu": CpuAttention,
     "triton": TritonAttention,
+    "flashinfer": FlashInferAttention,
 }
 
 
@@ -61,10 +63,11 @@ def refusal(name: str, shape: AttentionShape) -> str | None:
     if name == "cpu" and not CpuAttention.serves(shape):
         why = CpuAttention.missing(shape)
         return f"cpu, the kernels in C, cannot be used here: {why}; use torch"
-    missing = TritonAttention.missing(shape) if name == "triton" else None
-    if missing is None:
-        return None
-    return f"triton, the kernels for GPUs, cannot be used here: {missing}"
+    if name == "triton" and (missing := TritonAttention.missing(shape)) is not None:
+        return f"triton, the kernels for GPUs, cannot be used here: {missing}"
+    if name == "flashinfer" and (missing := FlashInferAttention.missing(shape)) is not None:
+        return f"flashinfer, kernels for GPUs, cannot be used here: {missing}"
+    return None
 
 
 def unmeasured(shape: AttentionShape) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 MakeTinyModel = Callable[..., Path]
 Run = Callable[..., tuple[int, str, str]]
-BACKENDS = {"torch", "cpu", "triton"}
+BACKENDS = {"torch", "cpu", "triton", "flashinfer"}
 STEPS = ["shared", "prefill", "separate"]
 
 
@@ -92,6 +92,7 @@ def test_people_get_a_table_with_what_auto_takes(
     [said] = [line for line in lines if line.startswith("      auto  takes ")]
     assert said.split()[-1] in names
     assert "triton, the kernels for GPUs, cannot be used here" in output
+    assert "flashinfer, kernels for GPUs, cannot be used here: it needs a GPU of NVIDIA" in output
 
 
 def test_a_dtype_that_the_c_kernels_lack_leaves_torch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch_flashinfer
 
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
@@ -16,7 +17,9 @@ from batchradix_kernels.tree_attention import tree_attention_reference
 from batchradix_kernels.triton_runtime import interprets
 
 # Under Triton's interpreter (`tests/interpreted`) the Triton backend alone, and little of it.
-BACKENDS = ["triton"] if interprets() else ["torch", "torch without flash attention", "cpu"]
+BACKENDS = ["torch", "torch without flash attention", "cpu", "flashinfer"]
+if interprets():
+    BACKENDS = ["triton"]
 HEADS = [(9, 3, 20)]
 if not interprets():
     HEADS += [(2, 2, 64), (6, 2, 80), (4, 1, 64), (8, 1, 128)]
@@ -73,6 +76,8 @@ def backend_name(request, monkeypatch, native):
         monkeypatch.setattr("batchradix_kernels.tree_attention.is_available", lambda: False)
     if request.param == "cpu":
         native()
+    if request.param == "flashinfer":
+        torch_flashinfer.install(monkeypatch)
     return request.param.split()[0]
 
 
