@@ -20,7 +20,7 @@
 #define WINDOW 64 /* slots whose weights some kernels find together; positions, where cut by them */
 #define LANES 16 /* partial sums a row keeps */
 #define TILE 16  /* rows that AMX multiplies at a time; scratch has room for as many to spare */
-#define MAX_DIM 256
+#define MAX_DIM 640
 
 typedef uint32_t word __attribute__((may_alias)); /* a pair of bfloat16, or the bits of a float */
 

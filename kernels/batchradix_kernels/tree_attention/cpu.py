@@ -33,7 +33,7 @@ I64 = NDArray[np.int64]
 
 BLOCK = 32  # as in cpu.h
 WINDOW = 64  # as in cpu.h: positions at whose multiples `plan_windows` cuts
-MAX_HEAD_DIM = 256  # as in cpu.h
+MAX_HEAD_DIM = 640  # as in cpu.h
 ITEMS_PER_THREAD = 3  # so that a thread that is held up has others take its items
 MAX_ITEM_ELEMENTS = 1 << 15  # rows · E of an item: its state stays in the second-level cache
 PIECE_ROWS = 8  # reading a piece's keys and values costs about as much as so many rows
