@@ -1,312 +1,74 @@
-"""The parts of `gpu_check.py`: what each kernel is compared with, and what it is timed on.
+"""The parts of `gpu_check.py`, by name: what runs in a process of its own, and for how long.
 
-A part calls the functions that the engine calls, on a device: on CUDA they take Triton, on a CPU
-C or torch, so the parts themselves are tested without a GPU. A new kernel is a new `Part` in
-`PARTS`; attention and the engine end to end have their place there.
+A part is a generator of records (`gpu_measure.Record`) in a module that is imported only where
+the part runs, so that what one needs and is not installed is a part that is skipped.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
+from gpu_measure import Setting, Skipped, as_json
 
-from batchradix_kernels.masked_sampling import (
-    masked_argmax,
-    masked_argmax_reference,
-    masked_sample,
-    masked_sample_reference,
-)
-from batchradix_kernels.masked_sampling.reference import expand_bitmask
-from batchradix_kernels.rms_norm import rms_norm, rms_norm_reference
-from batchradix_kernels.rope import rope, rope_reference
-from batchradix_kernels.rope_delta import rope_delta, rope_delta_reference
-from batchradix_kernels.swiglu import swiglu, swiglu_reference
-from batchradix_kernels.testing import TOLERANCES, Tolerance, assert_matches
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-EXACT = Tolerance(absolute=0.0, relative=0.0, cosine=1e-12)
-REPEAT = 20
-DRAW_MARGIN = 1e-4  # of the probability
-FLUSH_BYTES = 256 << 20  # written between two calls: more than any second-level cache holds
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What a kernel gave beside what its reference gave, from the same inputs."""
-
-    label: str
-    actual: torch.Tensor
-    expected: torch.Tensor
-    tolerance: Tolerance
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call to be timed, and the bytes that it must read and write at least."""
-
-    label: str
-    run: Callable[[], object]
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    label: str
-    ok: bool
-    error: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    label: str
-    us: float
-    gbs: float
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+OUR_PACKAGES = ("batchradix", "batchradix_kernels")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``compare`` runs a kernel on odd shapes in one dtype; ``calls`` makes what is timed, from
-    about so many elements on."""
+    """``function`` of ``module`` takes the setting and ``arguments``. One that is not ``alone``
+    measures no time and runs beside others."""
 
-    compare: Callable[[torch.device, torch.dtype], Iterator[Comparison]]
-    calls: Callable[[torch.device, int], Iterator[Call]]
-
-
-def check(part: Part, device: torch.device) -> Iterator[Found]:
-    """Compares in each dtype. A comparison that fails is found and does not end the others."""
-    for dtype in DTYPES:
-        torch.manual_seed(0)
-        for one in part.compare(device, dtype):
-            label = f"{one.label} {str(dtype).removeprefix('torch.')}"
-            try:
-                assert_matches(one.actual, one.expected, one.tolerance)
-                yield Found(label, True, None)
-            except AssertionError as error:
-                yield Found(label, False, str(error))
+    module: str
+    function: str
+    arguments: tuple[str, ...] = ()
+    limit_s: float = 90
+    alone: bool = False
 
 
-def time_part(part: Part, device: torch.device) -> Iterator[Timed]:
-    """Times a part's calls, with cold caches."""
-    num_elements = 1 << (28 if device.type == "cuda" else 16)
-    for call in part.calls(device, num_elements):
-        seconds = seconds_of(call.run, device)
-        yield Timed(call.label, round(seconds * 1e6, 2), round(call.num_bytes / seconds / 1e9, 1))
-
-
-def ceilings(device: torch.device) -> dict[str, float]:
-    """GB/s (read and written) of a copy, TFLOP/s of a product in bfloat16."""
-    is_cuda = device.type == "cuda"
-    source = torch.zeros((1 << 30) if is_cuda else (1 << 22), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    copy_s = seconds_of(lambda: target.copy_(source), device)
-    size = 8192 if is_cuda else 128
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    matmul_s = seconds_of(lambda: a @ b, device)
-    return {
-        "copy_gbs": round(2 * source.numel() / copy_s / 1e9, 1),
-        "matmul_tflops": round(2 * size**3 / matmul_s / 1e12, 3),
-    }
-
-
-def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """The median over calls after two that warm up, the second-level cache flushed before each."""
-    took = []
-    flushed = None
-    if device.type == "cuda":
-        flushed = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-    for _ in range(REPEAT + 2):
-        if flushed is None:
-            started_s = time.perf_counter()
-            run()
-            took.append(time.perf_counter() - started_s)
-            continue
-        flushed.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        took.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(took[2:])
-
-
-def _angles(num: int, half: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    angle = 100 * torch.randn(num, half, device=device)
-    return angle.cos(), angle.sin()
-
-
-def _compare_norm(device: torch.device, dtype: torch.dtype) -> Iterator[Comparison]:
-    for rows, width in ((1, 1), (3, 577), (130, 576), (70, 4096), (2, 8192)):
-        x, residual = (torch.randn(rows, width, device=device).to(dtype) for _ in range(2))
-        weight = torch.randn(width, device=device).to(dtype)
-        summed = x + residual
-        wanted = rms_norm_reference(summed.double(), weight.double(), 1e-5)
-        out = rms_norm(x, weight, 1e-5, residual)
-        yield Comparison(f"norm {rows} × {width}", out, wanted, TOLERANCES[dtype])
-        yield Comparison(f"sum {rows} × {width}", x, summed, EXACT)
-
-
-def _norm_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
-    width = 4096
-    x = torch.randn(num_elements // width, width, device=device).bfloat16()
-    residual, weight = torch.zeros_like(x), torch.ones(width, device=device).bfloat16()
-    yield Call(
-        f"{len(x):,} rows of {width}, with residual, bfloat16",
-        lambda: rms_norm(x, weight, 1e-5, residual),
-        4 * x.nbytes,
-    )
-
-
-def _compare_gate(device: torch.device, dtype: torch.dtype) -> Iterator[Comparison]:
-    for rows, width in ((1, 1), (3, 577), (130, 1536), (9, 14336)):
-        gate_up = (5 * torch.randn(rows, 2 * width, device=device)).to(dtype)
-        wanted = swiglu_reference(gate_up.double())
-        yield Comparison(f"{rows} × {width}", swiglu(gate_up), wanted, TOLERANCES[dtype])
-
-
-def _gate_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
-    width = 2048
-    gate_up = torch.randn(num_elements // width // 2, 2 * width, device=device).bfloat16()
-    yield Call(
-        f"{len(gate_up):,} rows of 2 × {width}, bfloat16",
-        lambda: swiglu(gate_up),
-        3 * gate_up.nbytes // 2,
-    )
-
-
-def _compare_rope(device: torch.device, dtype: torch.dtype) -> Iterator[Comparison]:
-    shapes = ((1, 1, 1, 2), (131, 9, 3, 64), (70, 32, 8, 128), (5, 4, 1, 96))
-    for tokens, num_q, num_k, head_dim in shapes:
-        heads = torch.randn(tokens, num_q + 2 * num_k, head_dim, device=device).to(dtype)
-        angles = _angles(tokens, head_dim // 2, device)
-        weights = [torch.randn(head_dim, device=device).to(dtype) for _ in range(2)]
-        for norms in (None, (weights[0], weights[1], 1e-5)):
-            wanted, rotated = heads.double(), heads.clone()
-            rope_reference(wanted, *angles, num_q, num_k, norms)
-            rope(rotated, *angles, num_q, num_k, norms)
-            label = f"{tokens} × {num_q}+{num_k} × {head_dim}{', norms' if norms else ''}"
-            yield Comparison(label, rotated, wanted, TOLERANCES[dtype])
-
-
-def _rope_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
-    num_tokens = num_elements // (40 * 128)
-    heads = torch.randn(num_tokens, 40, 128, device=device).bfloat16()
-    cosines, sines = _angles(num_tokens, 64, device)
-    yield Call(
-        f"{num_tokens:,} tokens, 32 + 8 heads of 128, bfloat16",
-        lambda: rope(heads, cosines, sines, 32, 8),
-        2 * heads.nbytes + 2 * cosines.nbytes,
-    )
-
-
-def _compare_move(device: torch.device, dtype: torch.dtype) -> Iterator[Comparison]:
-    for layers, num_heads, num_slots, head_dim in ((2, 3, 70, 64), (1, 8, 300, 128), (3, 1, 5, 20)):
-        pool = torch.randn(layers, 2, num_heads, num_slots, head_dim, device=device).to(dtype)
-        slots = torch.randperm(num_slots, device=device)[: num_slots // 2].int()
-        angles = _angles(len(slots), head_dim // 2, device)
-        wanted = pool.double()
-        rope_delta_reference(wanted[:, 0], slots, *angles)
-        rope_delta(pool[:, 0], slots, *angles)
-        label = f"{layers} layers, {len(slots)} of {num_slots} slots, {num_heads} × {head_dim}"
-        yield Comparison(label, pool, wanted, TOLERANCES[dtype])
-
-
-def _move_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
-    num_slots = num_elements // (32 * 8 * 128)
-    keys = torch.randn(32, 8, num_slots, 128, device=device).bfloat16()
-    slots = torch.arange(num_slots, device=device, dtype=torch.int32)
-    cosines, sines = (a.expand(num_slots, -1) for a in _angles(1, 64, device))
-    yield Call(
-        f"{num_slots:,} slots of 32 layers, 8 heads of 128, bfloat16",
-        lambda: rope_delta(keys, slots, cosines, sines),
-        2 * keys.nbytes,
-    )
-
-
-Inputs = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor, torch.Tensor]
-
-
-def _choices(num_rows: int, width: int, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """Logits, settings of every kind, a bitmask, and the rows where it holds."""
-    logits = (3 * torch.randn(num_rows, width, device=device)).to(dtype)
-    kind = torch.arange(num_rows, device=device) % 6
-    settings = [
-        torch.where(kind == 0, 0.0, 0.5 + 0.2 * kind).float(),
-        torch.where(kind % 3 == 2, 40, 0).int(),
-        torch.where(kind >= 3, 0.9, 1.0).double(),
-        torch.where(kind == 5, 0.02, 0.0).double(),
-        torch.rand(num_rows, device=device, dtype=torch.float64),
-    ]
-    words = torch.randint(-(2**31), 2**31, (num_rows, -(-width // 32)), device=device)
-    return logits, settings, (words | 1).int(), kind % 2 == 0
-
-
-def _compare_choice(device: torch.device, dtype: torch.dtype) -> Iterator[Comparison]:
-    for num_rows, width in ((5, 33), (37, 1000), (64, 49_152), (12, 128_256)):
-        logits, settings, bitmask, masked = _choices(num_rows, width, device, dtype)
-        label = f"{num_rows} × {width}"
-        for mask, rows in ((None, None), (bitmask, masked)):
-            name = f"{label}{'' if mask is None else ', masked'}"
-            tokens, peaks = masked_argmax(logits, mask, rows)
-            wanted, highest = masked_argmax_reference(logits, mask, rows)
-            yield Comparison(f"largest {name}", tokens, wanted, EXACT)
-            yield Comparison(f"its logit {name}", peaks, highest, EXACT)
-            yield from _compare_draw(name, logits, settings, mask, rows)
-
-
-def _compare_draw(
-    name: str,
-    logits: torch.Tensor,
-    settings: list[torch.Tensor],
-    mask: torch.Tensor | None,
-    rows: torch.Tensor | None,
-) -> Iterator[Comparison]:
-    """Draws may differ where rounding moves the border between two tokens past the random number:
-    they must lie between what the reference draws with slightly smaller and larger ones."""
-    drawn, _ = masked_sample(logits, *settings, mask, rows)
-    *cuts, uniform = settings
-    low, high = (
-        masked_sample_reference(logits, *cuts, (uniform + by).clamp(0.0, 1 - 1e-9), mask, rows)[0]
-        for by in (-DRAW_MARGIN, DRAW_MARGIN)
-    )
-    yield Comparison(f"drawn {name}", drawn, drawn.clamp(low, high), EXACT)
-    if mask is not None and rows is not None:
-        allowed = expand_bitmask(mask, logits.shape[1]) | ~rows[:, None]
-        held = allowed.gather(1, drawn[:, None])
-        yield Comparison(f"allowed {name}", held, torch.ones_like(held), EXACT)
-
-
-def _choice_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
-    width = min(128_256, num_elements // 64)
-    logits, settings, bitmask, _ = _choices(64, width, device, torch.bfloat16)
-    num_bytes = logits.nbytes + bitmask.nbytes
-    masked = torch.ones(64, dtype=torch.bool, device=device)
-    label = f"of 64 × {width:,}, masked, bfloat16"
-    yield Call(f"largest {label}", lambda: masked_argmax(logits, bitmask, masked), num_bytes)
-    yield Call(
-        f"drawn with cuts {label}",
-        lambda: masked_sample(logits, *settings, bitmask, masked),
-        num_bytes,
-    )
-
-
-# Attention over tree pieces, its stores and merges, and then the engine end to end on tiny
-# checkpoints come here: each as a part of its own.
-PARTS: dict[str, Part] = {
-    "rms_norm": Part(_compare_norm, _norm_calls),
-    "swiglu": Part(_compare_gate, _gate_calls),
-    "rope": Part(_compare_rope, _rope_calls),
-    "rope_delta": Part(_compare_move, _move_calls),
-    "masked_sampling": Part(_compare_choice, _choice_calls),
+KERNELS = (
+    *("rms_norm", "swiglu", "rope", "rope_delta", "masked_sampling"),
+    *("kv_store", "kv_move", "lse_merge"),
+)
+PARTS: Mapping[str, Part] = {
+    "ceilings": Part("gpu_kernels", "ceilings", limit_s=60, alone=True),
+    # Those that take longest begin first.
+    **{
+        f"{what}-{attention}": Part("gpu_engine", function, (attention,), limit_s=150)
+        for what, function in (("engine", "tiny"), ("smollm2", "real"))
+        for attention in ("flashinfer", "triton", "torch")
+    },
+    **{
+        f"attention-{dtype}": Part("gpu_attention", "compare", (dtype,), limit_s=150)
+        for dtype in ("float32", "float16", "bfloat16")
+    },
+    **{name: Part("gpu_kernels", "compare", (name,)) for name in KERNELS},
+    "attention-speed": Part("gpu_attention", "speed", limit_s=75, alone=True),
+    "llama": Part("gpu_llama", "compare", limit_s=180, alone=True),
+    "kernel-speed": Part("gpu_kernels", "speed", limit_s=60, alone=True),
 }
+
+
+def run_part(part: Part, setting: Setting) -> Iterator[dict[str, Any]]:
+    """The records of a part in this process, and last how it ended."""
+    error = None
+    try:
+        function = getattr(import_module(part.module), part.function)
+        for record in function(setting, *part.arguments):
+            yield as_json(record)
+    except ModuleNotFoundError as missing:
+        name = (missing.name or "").partition(".")[0]
+        if not name or name in OUR_PACKAGES or name == part.module:
+            error = traceback.format_exc()
+        else:
+            why = f"{name} is not installed here; bring its wheel along (docs/gpu.md)"
+            yield as_json(Skipped(name, why))
+    except torch.OutOfMemoryError as memory:
+        error = f"memory ran out: {str(memory).splitlines()[0]}"
+    except Exception:  # of any kind: it is what is to be reported
+        error = traceback.format_exc()
+    yield {"record": "end", "error": error}

@@ -35,22 +35,35 @@ def peer_model(folder: Path, checkpoint: Checkpoint, peer: str) -> Path:
 
 def load_transformers(checkpoint: Checkpoint, dtype: str) -> tuple[Any, Any]:
     """The tokenizer and the model as transformers has them, every weight a plain tensor."""
+    import transformers
+
+    source, options = _place(checkpoint)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+    return tokenizer, load_peer(checkpoint, dtype)
+
+
+def load_peer(checkpoint: Checkpoint, dtype: str, **options: Any) -> Any:
+    """The model alone; ``options`` go to ``from_pretrained``."""
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    source, options = checkpoint.path, {}
-    if checkpoint.format == "gguf":
-        source, options = checkpoint.path.parent, {"gguf_file": checkpoint.path.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-    if options and hasattr(transformers, "GgufConfig"):
+    source, named = _place(checkpoint)
+    if named and hasattr(transformers, "GgufConfig"):
         # By default it multiplies quantised blocks, in float32 and slower than plain weights.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        source, dtype=getattr(torch, dtype), **options
+        source, dtype=getattr(torch, dtype), **named, **options
     )
-    return tokenizer, model.eval()
+    return model.eval()
+
+
+def _place(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any]]:
+    """What ``from_pretrained`` is given."""
+    if checkpoint.format == "gguf":
+        return checkpoint.path.parent, {"gguf_file": checkpoint.path.name}
+    return checkpoint.path, {}
 
 
 def _write_folder(checkpoint: Checkpoint, place: Path) -> None:

@@ -26,6 +26,7 @@ from batchradix.engine.device import open_device
 from batchradix.engine.kv_room import fitting_slots
 from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.load import TensorSource
 from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
 from batchradix.errors import OptionError
@@ -38,7 +39,7 @@ class ModelRunner:
     """Loads the weights and allocates a pool of ``settings.kv_tokens`` slots.
 
     ``store`` takes what steps save, ``space`` what they spill. ``retreat`` says how many tokens
-    go through the model at once.
+    go through the model at once. ``source``: weights from elsewhere than the checkpoint's files.
 
     Raises `ModelError` when the weights cannot be loaded, `OutOfMemoryError` when they or the
     pool do not fit, and `OptionError` when there is no such device or attention backend.
@@ -52,6 +53,8 @@ class ModelRunner:
         space: SpillSpace | None = None,
         retreat: Retreat | None = None,
         accelerator: Accelerator | None = None,
+        *,
+        source: TensorSource | None = None,
     ) -> None:
         self._store = store
         self._space = space
@@ -84,6 +87,7 @@ class ModelRunner:
                 self._device,
                 quantize=settings.quantize,
                 batch_invariant=settings.deterministic,
+                source=source,
             )
             self.num_slots = settings.kv_tokens
             if settings.profile_kv:

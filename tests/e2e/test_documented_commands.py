@@ -1,4 +1,4 @@
-"""Every command and program in README and CONTRIBUTING is run, here or by ``.ci/run``."""
+"""Every command and program in README, CONTRIBUTING and docs is run, here or by ``.ci/run``."""
 
 from __future__ import annotations
 
@@ -133,6 +133,58 @@ def test_the_command_of_the_page_on_runs_measures_and_keeps_what_auto_goes_by(
     assert labels[0] == labels[1]
     [table] = (tmp_path / "cache" / "attention").iterdir()
     assert said[-1].endswith(str(table))
+
+
+def test_the_check_of_the_page_on_gpus_runs_on_a_cpu_without_what_is_not_named(
+    tmp_path: Path,
+) -> None:
+    """Polars and what else batchradix needs, a machine that is lent has not."""
+    install, check, download, offline = blocks("docs/gpu.md", "sh")
+    assert install.endswith("pip install -c constraints.txt '.[gpu]'")
+    python, script = check.split()
+    assert (python, script) == ("python", "benchmarks/gpu_check.py")
+    put, again = offline.splitlines()
+    assert put.endswith("--target site wheels/*.whl")
+    assert again == f"PYTHONPATH=site python3 {script}"
+    assert "-d wheels" in download
+    absent = "polars", "jsonschema_rs", "datasets", "gguf", "typer", "rich"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nfor name in {absent!r}:\n    sys.modules[name] = None\n"
+    )
+    options = ["--device", "cpu", "--parts", "kv_move,llama", "--out", str(tmp_path / "out.json")]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / script), *options],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok       kv_move 9 of 9 agree" in done.stdout
+    assert "with tree" in done.stdout
+
+
+def test_the_page_on_gpus_names_every_part_and_option_of_its_check() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    listing = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--parts", "?"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert listing.returncode == 2
+    parts = re.findall(r"[\w-]+", listing.stderr.rpartition("only ")[2])
+    assert len(parts) > 15
+    assert [part for part in parts if f"`{part}`" not in page] == []
+    helped = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/gpu_check.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    flags = set(re.findall(r"^  (--[\w-]+)", helped.stdout, re.MULTILINE))
+    assert flags > {"--out", "--budget"}
+    assert [flag for flag in sorted(flags) if flag not in page] == []
 
 
 def test_the_page_on_traces_names_every_column() -> None:

@@ -12,7 +12,7 @@ from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.llama import Llama
-from batchradix.engine.models.load import Weights, open_source
+from batchradix.engine.models.load import TensorSource, Weights, open_source
 from batchradix.engine.models.qwen import Qwen2, Qwen3
 from batchradix.errors import ModelError
 
@@ -48,9 +48,11 @@ def load_model(
     *,
     quantize: Quantize = "off",
     batch_invariant: bool = False,
+    source: TensorSource | None = None,
 ) -> CausalLM:
     """Builds the model and reads its weights; ``quantize`` says what its linear layers keep.
     ``batch_invariant``: no row's result depends, to the last bit, on the rows beside it.
+    ``source``: where the weights come from; None for the checkpoint's files.
 
     Raises `ModelError` for an architecture that is not in `FAMILIES`, for attention over a
     sliding window shorter than the context, and for tensors that are missing, left over,
@@ -69,7 +71,7 @@ def load_model(
             f"full attention"
         )
     weights = Weights(
-        open_source(checkpoint),
+        source or open_source(checkpoint),
         dtype,
         device,
         quantize=quantize,
