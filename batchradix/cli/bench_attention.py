@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 def bench_attention(
     model: shared.Model = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="auto, or fp8: keys and values in 8 bits.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[
         int | None, typer.Option("--threads", help="CPU threads; as many as there are cores.")
@@ -27,7 +30,7 @@ def bench_attention(
 ) -> None:
     """Measure the attention backends on this machine, and keep the times for --attention auto.
 
-    Of the model only its shape is read, no weights. Runs of the same model shape, dtype and number
+    Of the model only its shape is read, no weights. Runs of the same model shape, dtypes and number
     of threads then take the fastest backend.
     """
     import torch
@@ -44,18 +47,26 @@ def bench_attention(
     from batchradix.report.progress import choose_progress
 
     # Refuses what a run refuses.
-    wanted = EngineOptions(dtype=dtype, device=device, num_threads=threads)  # type: ignore[arg-type]
+    wanted = EngineOptions(
+        dtype=dtype,  # type: ignore[arg-type]  # checked by EngineOptions
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]  # checked by EngineOptions
+        device=device,
+        num_threads=threads,
+    )
     progress = choose_progress(quiet=False)
     checkpoint = open_checkpoint(shared.named_model(model), notify=progress.message)
     place, _ = find_device(wanted.device)
     resolved = resolve_dtype(wanted.dtype, device=place, has_bf16=has_bf16())
     torch.set_num_threads(wanted.num_threads or num_threads())
-    shape = AttentionShape.of(checkpoint.config, dtype=resolved, device=open_device(place))
+    shape = AttentionShape.of(
+        checkpoint.config, dtype=resolved, device=open_device(place), kv_dtype=wanted.kv_dtype
+    )
     steps = typical_steps()
     times = measure(shape, steps)
     found: dict[str, Any] = {
         "model": checkpoint.name,
         "dtype": resolved,
+        "kv_dtype": wanted.kv_dtype,
         "device": place,
         "processor": processor_name(shape.device),
         "threads": torch.get_num_threads(),
@@ -91,7 +102,10 @@ def _keep(shape: AttentionShape, times: Times, progress: Progress) -> str | None
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     """The table for people."""
     heads = f"{found['heads']} query and {found['kv_heads']} key heads of {found['head_dim']}"
-    yield f"     model  {found['model']} in {found['dtype']}: {found['layers']} layers, {heads}"
+    dtype = found["dtype"]
+    if found["kv_dtype"] == "fp8":
+        dtype += ", keys and values in fp8"
+    yield f"     model  {found['model']} in {dtype}: {found['layers']} layers, {heads}"
     threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
     yield f" processor  {found['processor']}, {threads}, {found['device']}"
     times = found["ms_per_layer"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from batchradix_kernels.aot import CompileCase, CompileReport, compile_reports
+from batchradix_kernels.float8 import FLOAT8
 from batchradix_kernels.tree_attention.tiles import (
     Tile,
     compile_cases,
@@ -89,6 +91,21 @@ def test_small_kernels_and_other_forms_of_attention_compile_without_spilling():
         assert (report.mma > 0) == (report.target == "gfx942")
 
 
+def test_keys_and_values_in_8_bits_keep_tensor_cores_and_take_less_shared_memory(on_hopper):
+    """gfx942 has another format of 8 bits, so the engine refuses it there."""
+    in_8_bits = dataclasses.replace(
+        STORE, name="store in 8 bits", signature={**STORE.signature, "pool": "*fp8e4nv"}
+    )
+    cases = compile_cases(128, 4, torch.bfloat16, kv_dtype=FLOAT8)
+    *reports, store = compile_reports([*cases, in_8_bits])
+    for report in (*reports, store):
+        report.check()
+    plain = on_hopper[1][:2]
+    assert [(r.wgmma, r.mma) for r in reports] == [(r.wgmma, r.mma) for r in plain]
+    for report, usual in zip(reports, plain, strict=True):
+        assert report.shared_bytes < usual.shared_bytes
+
+
 def test_tiles_give_up_stages_where_shared_memory_is_small():
     (_, case) = compile_cases(128, 4, torch.bfloat16)
     high = Tile(128, 64, case.num_warps, case.num_stages)
@@ -105,6 +122,7 @@ def test_every_shape_of_head_compiles_without_spilling(dtype, architecture):
         case
         for head_dim, group in [(64, 1), (64, 8), (80, 1), (96, 4), (128, 1), (128, 16), (256, 4)]
         for page_size, query_dtype in ((0, dtype), (16, torch.float32))
+        for kv_dtype in ((None, FLOAT8) if architecture == "sm_90" else (None,))
         for case in compile_cases(
             head_dim,
             group,
@@ -112,6 +130,7 @@ def test_every_shape_of_head_compiles_without_spilling(dtype, architecture):
             architecture=architecture,
             page_size=page_size,
             query_dtype=query_dtype,
+            kv_dtype=kv_dtype,
         )
     ]
     reports = compile_reports(cases)

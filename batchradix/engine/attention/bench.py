@@ -16,6 +16,7 @@ from batchradix.engine.attention.registry import make_backend, measurable
 from batchradix.engine.memory import enough_memory
 from batchradix.engine.step import Step, empty_i64, i64_table
 from batchradix.types import I64
+from batchradix_kernels.float8 import stored
 
 ROUNDS = 11
 _WARM_UP_ROUNDS = 2
@@ -119,7 +120,9 @@ def _prepare(
     name: str, shape: AttentionShape, bench: BenchStep, clock: Callable[[], float]
 ) -> Callable[[], float]:
     """A function that runs the step on some layers and says how many seconds one took."""
-    layer_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize * bench.num_slots
+    layer_bytes = (
+        2 * shape.num_kv_heads * shape.head_dim * shape.pool_dtype.itemsize * bench.num_slots
+    )
     num_layers = max(1, min(shape.num_layers, _MAX_LAYERS, _POOL_BYTES // layer_bytes))
     backend = make_backend(name, replace(shape, num_layers=num_layers))
     random = torch.Generator(shape.device).manual_seed(0)
@@ -131,7 +134,8 @@ def _prepare(
     for start in range(0, bench.num_slots, _FILLED_AT_ONCE):
         num_slots = min(_FILLED_AT_ONCE, bench.num_slots - start)
         size = (num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
-        backend.load(pool, start, numbers(*size), numbers(*size))
+        k, v = (stored(numbers(*size), shape.pool_dtype) for _ in range(2))
+        backend.load(pool, start, k, v)
     heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     qkv = numbers(bench.step.num_tokens, sum(heads), shape.head_dim)
     q, k, v = torch.split(qkv, heads, dim=1)

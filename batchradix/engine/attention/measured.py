@@ -40,6 +40,7 @@ def table_key(shape: AttentionShape, backends: Sequence[str]) -> dict[str, Any]:
         "num_threads": torch.get_num_threads() if shape.device.type == "cpu" else 0,
         "backends": sorted(backends),
         "dtype": str(shape.dtype).removeprefix("torch."),
+        "kv_dtype": str(shape.pool_dtype).removeprefix("torch."),
         "num_layers": shape.num_layers,
         "num_heads": shape.num_heads,
         "num_kv_heads": shape.num_kv_heads,

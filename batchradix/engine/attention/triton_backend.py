@@ -35,6 +35,7 @@ class TritonAttention:
             scale=shape.scale,
             dtype=shape.dtype,
             device=shape.device,
+            kv_dtype=shape.kv_dtype,
         )
 
     @staticmethod
@@ -43,7 +44,7 @@ class TritonAttention:
         if not is_installed():
             return "Triton is not installed; run pip install triton, or use torch"
         if serves(shape.device):
-            return None
+            return None if shape.kv_dtype is None else _without_float8(shape.device)
         if shape.device.type == "cpu":
             return (
                 "it needs a GPU (TRITON_INTERPRET=1 runs its kernels on the CPU, very slowly, "
@@ -93,3 +94,19 @@ class TritonAttention:
         plan: TritonTreePlan,
     ) -> torch.Tensor:
         return self._kernel.run(plan, pool[layer], q_THE, k_TKE, v_TKE)
+
+
+def _without_float8(device: torch.device) -> str | None:
+    """Why a device that Triton serves takes no keys and values in 8 bits, None where it does."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        name = str(properties.gcnArchName).partition(":")[0]
+        is_native = name == "gfx950" or name.startswith("gfx12")
+    else:
+        name = f"sm_{properties.major}{properties.minor}"
+        is_native = (properties.major, properties.minor) >= (8, 9)
+    if is_native:
+        return None
+    return f"a GPU of {name} has no float8_e4m3fn, which `kv_dtype` fp8 stores; use torch"

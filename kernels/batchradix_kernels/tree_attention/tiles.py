@@ -19,10 +19,11 @@ from batchradix_kernels.aot import (
     CompileReport,
     compile_reports,
 )
+from batchradix_kernels.float8 import FLOAT8
 
 __all__ = ["Tile", "choose_tiles", "compile_cases", "roofline_table"]
 
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", FLOAT8: "fp8e4nv"}
 # One H200 (vendor's figures): dense bfloat16 on tensor cores, memory, processors and what each has.
 PEAK_FLOPS_PER_S = 989e12
 PEAK_BYTES_PER_S = 4.8e12
@@ -80,13 +81,14 @@ def compile_cases(
     architecture: str = "sm_90",
     page_size: int = 0,
     query_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> list[CompileCase]:
     """The kernel with each of the tiles that a model of this shape gets."""
-    kind = NAMES[dtype]
+    kind, stored = NAMES[dtype], NAMES[kv_dtype or dtype]
     types = {
         "q": f"*{NAMES[query_dtype or dtype]}",
-        "keys": f"*{kind}",
-        "values": f"*{kind}",
+        "keys": f"*{stored}",
+        "values": f"*{stored}",
         "items": "*i32",
         "pages": "*i32",
         "partial": "*fp32",
@@ -97,9 +99,10 @@ def compile_cases(
         "scale_log2": "fp32",
     }
     pages = f", pages of {page_size}" if page_size else ""
+    name = kind if stored == kind else f"{kind} over {stored}"
     return [
         CompileCase(
-            name=f"{kind} {head_dim}, {group} heads{pages}: {tile.rows} × {tile.slots}",
+            name=f"{name} {head_dim}, {group} heads{pages}: {tile.rows} × {tile.slots}",
             kernel="batchradix_kernels.tree_attention.triton:attend_items_kernel",
             signature=types,
             constexprs={
@@ -109,6 +112,7 @@ def compile_cases(
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.slots,
                 "BLOCK_E": max(16, _power_of_two(head_dim)),
+                "DTYPE": kind,
                 "PRECISION": "ieee",
             },
             num_warps=tile.num_warps,
