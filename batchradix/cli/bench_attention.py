@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +12,10 @@ from batchradix.cli import options as shared
 
 if TYPE_CHECKING:
     from batchradix.engine.attention.base import AttentionShape
+    from batchradix.engine.attention.bench import BenchStep
     from batchradix.engine.attention.measured import Times
     from batchradix.report.progress import Progress
+    from batchradix_kernels.tree_attention.tiles import Tile
 
 
 def bench_attention(
@@ -35,6 +37,7 @@ def bench_attention(
     """
     import torch
 
+    from batchradix.checkpoint.cache_folder import cache_folder
     from batchradix.checkpoint.checkpoint import open_checkpoint
     from batchradix.config import EngineOptions, resolve_dtype
     from batchradix.engine.attention.base import AttentionShape
@@ -62,7 +65,8 @@ def bench_attention(
         checkpoint.config, dtype=resolved, device=open_device(place), kv_dtype=wanted.kv_dtype
     )
     steps = typical_steps()
-    times = measure(shape, steps)
+    tiles = _tune(shape, steps, progress)
+    times = measure(shape, steps, folder=cache_folder())
     found: dict[str, Any] = {
         "model": checkpoint.name,
         "dtype": resolved,
@@ -76,6 +80,7 @@ def bench_attention(
         "head_dim": shape.head_dim,
         "steps": {each.name: each.what for each in steps},
         "ms_per_layer": times,
+        "tiles": None if tiles is None else [str(tile) for tile in tiles],
         "unmeasured": {
             name: OptionError(why).spelt(shared.flag) for name, why in unmeasured(shape).items()
         },
@@ -84,6 +89,26 @@ def bench_attention(
     }
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else _lines(found):
         typer.echo(line)
+
+
+def _tune(
+    shape: AttentionShape, steps: Sequence[BenchStep], progress: Progress
+) -> Sequence[Tile] | None:
+    """The tiles that runs will take from now on, None where Triton does not serve."""
+    from batchradix.checkpoint.cache_folder import cache_folder
+    from batchradix.engine.attention.bench import tune
+    from batchradix.engine.attention.measured import write_tiles
+    from batchradix.engine.attention.registry import measurable
+    from batchradix.errors import ModelError
+
+    if "triton" not in measurable(shape):
+        return None
+    tiles = tune(shape, steps)
+    try:
+        write_tiles(cache_folder(), shape, tiles)
+    except (ModelError, OSError) as error:
+        progress.warn(f"the fastest tiles are not kept, so the built-in ones serve: {error}")
+    return tiles
 
 
 def _keep(shape: AttentionShape, times: Times, progress: Progress) -> str | None:
@@ -114,6 +139,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"{step:>10}" + "".join(f"{each[step]:10.3f}" for each in times.values()) + f"  {what}"
         )
+    if found["tiles"] is not None:
+        tiles = "; ".join(found["tiles"])
+        yield f"     tiles  {tiles} (rows × slots, warps × stages)"
     for why in found["unmeasured"].values():
         yield f"         -  {why}"
     yield f"      auto  takes {found['auto']}"

@@ -15,6 +15,7 @@ from batchradix_kernels.float8 import FLOAT8, as_bytes, stored
 from batchradix_kernels.testing import TOLERANCES, assert_matches, poison_except
 from batchradix_kernels.tree_attention import tree_attention_reference
 from batchradix_kernels.tree_attention.reference import tree_attention_lse_reference
+from batchradix_kernels.tree_attention.tiles import Tile, tile_choices
 from batchradix_kernels.tree_attention.triton import TritonTreeAttention
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,6 +39,7 @@ class Case:
     heads: tuple[int, int, int] = (6, 2, 64)
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
+    tiles: tuple[Tile, ...] | None = None
     page_size: int = 0
     num_programs: int = 8
     padding: int = 0  # items without queries behind the real ones
@@ -63,6 +65,7 @@ class Case:
             dtype=self.dtype,
             device=CPU,
             kv_dtype=self.kv_dtype,
+            tiles=self.tiles,
         )
         kernel._num_programs = self.num_programs
         place = np.arange(self.num_slots)  # of each slot in the pool
@@ -145,6 +148,29 @@ def tree(num_rows: int) -> tuple[list[int], Pieces]:
 )
 def test_decoding_rows_below_shared_nodes_equal_the_reference(dtype, heads):
     Case(*tree(7), heads=heads, dtype=dtype).check()
+
+
+def sets_of_tiles(head_dim: int, group: int) -> list[tuple[Tile, ...]]:
+    """Every choice for 16 bits beside the built-in ones."""
+    choices = tile_choices(head_dim, group, torch.bfloat16)
+    tiles = tuple(each[0] for each in choices)
+    return [
+        (*tiles[:place], tile, *tiles[place + 1 :])
+        for place, each in enumerate(choices)
+        for tile in each
+    ]
+
+
+@pytest.mark.parametrize(
+    "tiles", sets_of_tiles(64, 3), ids=lambda tiles: " and ".join(map(str, tiles))
+)
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
+def test_every_choice_of_tiles_equals_the_reference(tiles, kv_dtype):
+    case = Case(*tree(7), heads=(9, 3, 64), dtype=torch.bfloat16, kv_dtype=kv_dtype, tiles=tiles)
+    case.check()
+    causal = [(77, 50, 0, 50)]
+    case = Case(list(range(77, 127)), [(3, 70, 0, 50)], causal, heads=(9, 3, 64))
+    replace(case, dtype=torch.bfloat16, kv_dtype=kv_dtype, tiles=tiles).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,8 +14,10 @@ from batchradix_kernels.tree_attention.tiles import (
     Tile,
     compile_cases,
     fit,
+    fit_choices,
     roofline_table,
     table_cases,
+    tile_choices,
 )
 
 triton = pytest.importorskip("triton")
@@ -112,6 +114,47 @@ def test_tiles_give_up_stages_where_shared_memory_is_small():
     assert fit(high, 128, 2, 232_448).num_stages == 3
     assert fit(high, 128, 2, 101_376).num_stages == 2
     assert fit(high, 128, 2, 65_536).num_stages == 1
+
+
+def test_choices_that_do_not_fit_a_device_are_none_there():
+    for head_dim, group in [(128, 4), (64, 3), (256, 2)]:
+        for choices in tile_choices(head_dim, group, torch.bfloat16):
+            assert fit_choices(choices, head_dim, 2, 232_448) == choices
+            here = fit_choices(choices, head_dim, 2, 65_536)
+            assert here[0] == fit(choices[0], head_dim, 2, 65_536)
+            assert len(set(here)) == len(here)
+            for tile in here[1:]:
+                needed = 2 * head_dim * (tile.rows + 2 * tile.slots * tile.num_stages)
+                assert needed <= 65_536
+    _, highs = tile_choices(128, 4, torch.bfloat16)
+    assert [tile.rows for tile in fit_choices(highs, 128, 2, 65_536)] == [128, 64]
+
+
+def test_heads_of_a_large_group_leave_only_tiles_that_hold_them():
+    lows, highs = tile_choices(128, 64, torch.bfloat16)
+    assert {tile.rows for tile in lows} == {64}
+    assert {tile.rows for tile in highs} == {128}
+    assert len(tile_choices(128, 128, torch.bfloat16)) == 1
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "kv_dtype"),
+    [
+        (128, 4, None),
+        *(
+            pytest.param(*shape, kv_dtype, marks=pytest.mark.slow)
+            for shape in [(128, 8), (64, 3), (128, 1)]
+            for kv_dtype in (None, FLOAT8)
+        ),
+    ],
+)
+def test_every_choice_of_tiles_fits_hopper_and_spills_nothing(head_dim, group, kv_dtype):
+    choices = tile_choices(head_dim, group, torch.bfloat16)
+    tiles = [tile for each in choices for tile in each]
+    cases = compile_cases(head_dim, group, torch.bfloat16, kv_dtype=kv_dtype, tiles=tiles)
+    for tile, report in zip(tiles, compile_reports(cases), strict=True):
+        report.check()
+        assert (report.wgmma > 0) == (tile.rows >= 64)
 
 
 @pytest.mark.slow

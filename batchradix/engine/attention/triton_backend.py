@@ -6,6 +6,7 @@ what they compute and takes about a thousand times as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,13 +18,14 @@ from batchradix.types import I64
 from batchradix_kernels.triton_runtime import is_installed, serves
 
 if TYPE_CHECKING:
+    from batchradix_kernels.tree_attention.tiles import Tile
     from batchradix_kernels.tree_attention.triton import PlanSizes, TreeLayout, TritonTreePlan
 
 
 class TritonAttention:
-    """Implements `AttentionBackend` and `FixedPlans`."""
+    """Implements `AttentionBackend` and `FixedPlans`; ``tiles``: see `TritonTreeAttention`."""
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, tiles: Sequence[Tile] | None = None) -> None:
         # Not everywhere where batchradix runs is there a Triton to import.
         from batchradix_kernels.tree_attention.triton import TritonTreeAttention
 
@@ -36,6 +38,7 @@ class TritonAttention:
             dtype=shape.dtype,
             device=shape.device,
             kv_dtype=shape.kv_dtype,
+            tiles=tiles,
         )
 
     @staticmethod

@@ -20,6 +20,7 @@ slots of a tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +37,9 @@ from batchradix_kernels.tree_attention.cascade_plan import (
     CascadePlan,
     plan_cascade,
 )
-from batchradix_kernels.tree_attention.tiles import NAMES, Tile, choose_tiles, fit
+from batchradix_kernels.tree_attention.tiles import NAMES, Tile, fit_choices, tile_choices
 
-__all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel"]
+__all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel", "device_tiles"]
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -244,7 +245,8 @@ class TritonTreeAttention:
 
     ``dtype`` (float32, float16 or bfloat16) is that of products and output, ``kv_dtype`` (the
     same unless it is given: `float8.FLOAT8`) that of the pool; ``scale`` multiplies the scores. A
-    pool is [layers, 2, K, S, E], contiguous.
+    pool is [layers, 2, K, S, E], contiguous. ``tiles``: one of each of `device_tiles`, the first
+    ones unless they are given.
     """
 
     def __init__(
@@ -257,6 +259,7 @@ class TritonTreeAttention:
         dtype: torch.dtype,
         device: torch.device,
         kv_dtype: torch.dtype | None = None,
+        tiles: Sequence[Tile] | None = None,
     ) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
@@ -266,7 +269,9 @@ class TritonTreeAttention:
         self._dtype = dtype
         self._kv_dtype = kv_dtype or dtype
         self._device = device
-        self._tiles, self._num_programs = _suit(head_dim, self._group, dtype, device)
+        choices = device_tiles(head_dim, self._group, dtype, device)
+        self._tiles = tuple(tiles or (each[0] for each in choices))
+        self._num_programs = _num_programs(device)
         self._shared_room: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by parts
 
     def plan(
@@ -447,15 +452,30 @@ def _power_of_2(number: int) -> int:
     return number and max(LEAST_ROUNDED, triton.next_power_of_2(number))
 
 
-def _suit(
+def device_tiles(
     head_dim: int, group: int, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Tile, ...], int]:
-    """Tiles for the device, and how many programs fill it."""
+) -> tuple[tuple[Tile, ...], ...]:
+    """`tile_choices` for the device, as its shared memory holds them."""
     if device.type != "cuda":
-        return choose_tiles(head_dim, group, dtype), INTERPRETER_PROGRAMS
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    tiles = choose_tiles(head_dim, group, dtype, "gfx942" if torch.version.hip else "sm_90")
-    if not torch.version.hip:
-        shared = properties["max_shared_mem"]
-        tiles = tuple(fit(tile, head_dim, dtype.itemsize, shared) for tile in tiles)
-    return tiles, PROGRAMS_PER_PROCESSOR * properties["multiprocessor_count"]
+        return tile_choices(head_dim, group, dtype)
+    if torch.version.hip:
+        return tile_choices(head_dim, group, dtype, "gfx942")
+    shared_bytes = _properties(device)["max_shared_mem"]
+    return tuple(
+        fit_choices(choices, head_dim, dtype.itemsize, shared_bytes)
+        for choices in tile_choices(head_dim, group, dtype)
+    )
+
+
+def _num_programs(device: torch.device) -> int:
+    """How many programs fill the device."""
+    if device.type != "cuda":
+        return INTERPRETER_PROGRAMS
+    return PROGRAMS_PER_PROCESSOR * _properties(device)["multiprocessor_count"]
+
+
+def _properties(device: torch.device) -> dict[str, int]:
+    found: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(
+        device.index or 0
+    )
+    return found
