@@ -119,7 +119,7 @@ def tune(
 
     timed = timed or partial(compare, shape=shape, steps=steps)
     group = shape.num_heads // shape.num_kv_heads
-    choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device)
+    choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device, shape.kv_dtype)
     tiles = tuple(each[0] for each in choices)
     for place, each in enumerate(choices):
         sets = {str(tile): (*tiles[:place], tile, *tiles[place + 1 :]) for tile in each}

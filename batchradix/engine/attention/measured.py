@@ -111,7 +111,7 @@ def read_tiles(folder: Path, shape: AttentionShape) -> tuple[Tile, ...] | None:
     from batchradix_kernels.tree_attention.triton import device_tiles
 
     group = shape.num_heads // shape.num_kv_heads
-    choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device)
+    choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device, shape.kv_dtype)
     try:
         found = [Tile(**each) for each in _read(folder, tiles_key(shape), "fastest")]
         return tuple(

@@ -47,7 +47,8 @@ class TritonAttention:
         if not is_installed():
             return "Triton is not installed; run pip install triton, or use torch"
         if serves(shape.device):
-            return None if shape.kv_dtype is None else _without_float8(shape.device)
+            in_8_bits = shape.pool_dtype != shape.dtype
+            return _without_float8(shape.device) if in_8_bits else None
         if shape.device.type == "cpu":
             return (
                 "it needs a GPU (TRITON_INTERPRET=1 runs its kernels on the CPU, very slowly, "

@@ -48,19 +48,29 @@ class Tile:
 
 
 def choose_tiles(
-    head_dim: int, group: int, dtype: torch.dtype, architecture: str = "sm_90"
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    architecture: str = "sm_90",
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[Tile, ...]:
     """A low tile, for the tails of single rows, and a high one, for shared nodes and prefill.
 
     ``architecture``: ``sm_90`` (which serves all of NVIDIA's with the memory for it) or
-    ``gfx942``. Both tiles hold the ``group`` query heads of a key head; one serves for both where
-    the low one is as high.
+    ``gfx942``; ``kv_dtype``: of the pool, where it is `FLOAT8`. Both tiles hold the ``group`` query
+    heads of a key head; one serves for both where the low one is as high.
     """
-    return tuple(choices[0] for choices in tile_choices(head_dim, group, dtype, architecture))
+    return tuple(
+        choices[0] for choices in tile_choices(head_dim, group, dtype, architecture, kv_dtype)
+    )
 
 
 def tile_choices(
-    head_dim: int, group: int, dtype: torch.dtype, architecture: str = "sm_90"
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    architecture: str = "sm_90",
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[tuple[Tile, ...], ...]:
     """For each of `choose_tiles` what could stand in its place, itself first.
 
@@ -72,7 +82,8 @@ def tile_choices(
     lows: tuple[Tile, ...]
     highs: tuple[Tile, ...]
     if dtype == torch.float32:  # without tensor cores; more than this spills
-        lows, highs = (Tile(low, 16, 4, 2),), (Tile(32, 16, 8, 2),)
+        num_stages = 1 if kv_dtype == FLOAT8 else 2  # what is widened ahead spills
+        lows, highs = (Tile(low, 16, 4, num_stages),), (Tile(32, 16, 8, num_stages),)
     elif architecture == "gfx942":
         lows, highs = (Tile(low, 64, 4, 2),), (Tile(64, 64, 4, 1),)
     else:
@@ -154,7 +165,7 @@ def compile_cases(
             aligned=("q_token_stride", "q_head_stride", "kv_head_stride"),
             target=architecture,
         )
-        for tile in tiles or choose_tiles(head_dim, group, dtype, architecture)
+        for tile in tiles or choose_tiles(head_dim, group, dtype, architecture, kv_dtype)
     ]
 
 

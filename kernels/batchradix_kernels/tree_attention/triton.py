@@ -269,7 +269,7 @@ class TritonTreeAttention:
         self._dtype = dtype
         self._kv_dtype = kv_dtype or dtype
         self._device = device
-        choices = device_tiles(head_dim, self._group, dtype, device)
+        choices = device_tiles(head_dim, self._group, dtype, device, kv_dtype)
         self._tiles = tuple(tiles or (each[0] for each in choices))
         self._num_programs = _num_programs(device)
         self._shared_room: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by parts
@@ -453,18 +453,19 @@ def _power_of_2(number: int) -> int:
 
 
 def device_tiles(
-    head_dim: int, group: int, dtype: torch.dtype, device: torch.device
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[tuple[Tile, ...], ...]:
     """`tile_choices` for the device, as its shared memory holds them."""
-    if device.type != "cuda":
-        return tile_choices(head_dim, group, dtype)
-    if torch.version.hip:
-        return tile_choices(head_dim, group, dtype, "gfx942")
+    architecture = "gfx942" if torch.version.hip else "sm_90"
+    found = tile_choices(head_dim, group, dtype, architecture, kv_dtype)
+    if device.type != "cuda" or torch.version.hip:
+        return found
     shared_bytes = _properties(device)["max_shared_mem"]
-    return tuple(
-        fit_choices(choices, head_dim, dtype.itemsize, shared_bytes)
-        for choices in tile_choices(head_dim, group, dtype)
-    )
+    return tuple(fit_choices(choices, head_dim, dtype.itemsize, shared_bytes) for choices in found)
 
 
 def _num_programs(device: torch.device) -> int:

@@ -246,11 +246,13 @@ def test_auto_means_the_c_kernels_where_they_serve(native):
         make_backend("cpu", small_shape(torch.float16))
 
 
-def test_keys_and_values_in_8_bits_are_refused_by_the_c_kernels_and_auto_takes_torch():
+def test_keys_and_values_in_8_bits_are_refused_by_others_and_auto_takes_torch():
     shape = small_shape(torch.bfloat16, kv_dtype=FLOAT8)
     assert isinstance(make_backend("auto", shape), TorchAttention)
     with pytest.raises(OptionError, match=r"none for keys and values in 8 bits .*; use torch"):
         make_backend("cpu", shape)
+    with pytest.raises(OptionError, match=r"flashinfer, .* no keys and values in 8 bits"):
+        make_backend("flashinfer", shape)
     with pytest.raises(OptionError, match=r"deterministic needs .* leave deterministic out"):
         make_backend("auto", replace(shape, batch_invariant=True))
 
