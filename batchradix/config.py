@@ -28,6 +28,7 @@ MIN_SPILL_TOKENS = 16
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantize = Literal["off", "int8"]
 Switch = Literal["auto", "on", "off"]
+KVDType = Literal["auto", "fp8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
 Speculate = Literal["auto", "off"] | int
 
@@ -169,8 +170,9 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the engine runs; never changes a greedy float32 answer, except for four things:
-    ``quantize`` rounds weights and activations of the linear layers to 8 bits;
+    """How the engine runs; never changes a greedy float32 answer, except for five things:
+    ``quantize`` rounds weights and activations of the linear layers to 8 bits; ``kv_dtype`` fp8
+    rounds keys and values to float8_e4m3fn, without a scale;
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
     circles goes on to ``max_tokens``; with ``row_timeout_s`` a row whose answer takes longer than
@@ -193,6 +195,7 @@ class EngineOptions:
 
     dtype: DType = "auto"
     quantize: Quantize = "off"
+    kv_dtype: KVDType = "auto"
     deterministic: bool = False
     device: str = "auto"
     attention: str = "auto"
@@ -224,6 +227,10 @@ class EngineOptions:
         _require(
             self.quantize in ("off", "int8"),
             f"`quantize` must be off or int8, not {self.quantize!r}",
+        )
+        _require(
+            self.kv_dtype in ("auto", "fp8"),
+            f"`kv_dtype` must be auto or fp8, not {self.kv_dtype!r}",
         )
         _require(
             isinstance(self.device, str),
@@ -271,6 +278,16 @@ class EngineOptions:
         _require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "`kv_tokens` and `kv_memory_bytes` exclude each other; give one of them",
+        )
+        _require(
+            not (self.deterministic and self.kv_dtype == "fp8"),
+            "`deterministic` needs the attention kernels in C, which know no `kv_dtype` fp8; give "
+            "one of the two",
+        )
+        _require(
+            self.attention != "cpu" or self.kv_dtype != "fp8",
+            "`attention` cpu, the kernels in C, knows no `kv_dtype` fp8; leave `attention` out, or "
+            "give torch",
         )
         _require(
             self.kv_store is None or isinstance(self.kv_store, (Path, str)),
@@ -428,22 +445,33 @@ class EngineSettings:
     overlap: bool = False
     cuda_graphs: Switch = "off"
     profile_kv: bool = False
+    kv_dtype: KVDType = "auto"
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight that is not quantised, a key or a value."""
+        """Of a weight that is not quantised."""
         return element_bytes(self.dtype)
+
+    @property
+    def kv_element_bytes(self) -> int:
+        """Of a key or a value."""
+        return kv_element_bytes(self.kv_dtype, self.dtype)
 
     @property
     def precision(self) -> str:
         """What the model computes in, for people."""
-        if self.quantize == "off":
-            return self.dtype
-        return f"{self.dtype} with {self.quantize} layers"
+        parts = [f"{self.quantize} layers"] if self.quantize != "off" else []
+        if self.kv_dtype == "fp8":
+            parts.append("fp8 keys and values")
+        return f"{self.dtype} with {' and '.join(parts)}" if parts else self.dtype
 
 
 def element_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
+
+
+def kv_element_bytes(kv_dtype: KVDType, dtype: str) -> int:
+    return 1 if kv_dtype == "fp8" else element_bytes(dtype)
 
 
 def resolve_dtype(
@@ -493,7 +521,7 @@ def resolve_engine(
         "`cuda_graphs` need a GPU; leave them out, or set `device` to cuda",
     )
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
-    token_bytes = num_kv_elements_per_token * element_bytes(dtype)
+    token_bytes = num_kv_elements_per_token * kv_element_bytes(options.kv_dtype, dtype)
     for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
         room = getattr(options, name)
         least = MIN_SPILL_TOKENS * token_bytes
@@ -538,6 +566,7 @@ def resolve_engine(
         speculate=options.speculate,
         row_timeout_s=options.row_timeout_s,
         quantize=options.quantize,
+        kv_dtype=options.kv_dtype,
         deterministic=options.deterministic,
         num_threads=options.num_threads or machine.num_threads,
         kv_store=None if options.kv_store is None else Path(options.kv_store),

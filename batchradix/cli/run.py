@@ -98,6 +98,10 @@ def run(
         str,
         typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
     ] = "off",
+    kv_dtype: Annotated[
+        str,
+        typer.Option(help="auto, or fp8: keys and values in 8 bits, half the memory, less exact."),
+    ] = "auto",
     deterministic: Annotated[
         bool,
         typer.Option(
@@ -282,6 +286,7 @@ def run(
         engine=EngineOptions(
             dtype=dtype,  # type: ignore[arg-type]  # checked by EngineOptions
             quantize=quantize,  # type: ignore[arg-type]  # checked by EngineOptions
+            kv_dtype=kv_dtype,  # type: ignore[arg-type]  # checked by EngineOptions
             deterministic=deterministic,
             device=device,
             attention=attention,

@@ -72,8 +72,9 @@ class ModelRunner:
             dtype=settings.dtype,
             device=self._device,
             batch_invariant=settings.deterministic,
+            kv_dtype=settings.kv_dtype,
         )
-        self._dtype = shape.dtype
+        self._kv_dtype = shape.pool_dtype
         self._attention = make_backend(settings.attention, shape, cache_folder())
         loading = (
             f"while loading {checkpoint.name} in {settings.dtype} with room for "
@@ -156,7 +157,7 @@ class ModelRunner:
             model,
             self._attention,
             most=settings.kv_tokens,
-            token_bytes=config.num_kv_elements_per_token * settings.element_bytes,
+            token_bytes=config.num_kv_elements_per_token * settings.kv_element_bytes,
             prefill_tokens=settings.prefill_tokens,
             batch_size=settings.batch_size,
         )
@@ -242,7 +243,7 @@ class ModelRunner:
 
     def _load(self, load: KVLoad) -> None:
         k, v = (
-            torch.frombuffer(side, dtype=self._dtype).view(self._block_shape)
+            torch.frombuffer(side, dtype=self._kv_dtype).view(self._block_shape)
             for side in (load.block.k, load.block.v)
         )
         first = load.first
@@ -260,7 +261,7 @@ class ModelRunner:
     def _reload(self, reload: KVTransfer) -> None:
         assert self._space is not None
         layers, heads, _, width = self._block_shape
-        data = torch.frombuffer(self._space.read(_pairs(reload.places)), dtype=self._dtype)
+        data = torch.frombuffer(self._space.read(_pairs(reload.places)), dtype=self._kv_dtype)
         k, v = data.view(-1, 2, layers, heads, width).permute(1, 2, 3, 0, 4).unbind(0)
         first = 0
         for slot_start, num_slots in reload.extents.tolist():

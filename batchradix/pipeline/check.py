@@ -140,7 +140,7 @@ def _report(
         opening_tokens=summary.opening_tokens,
         distinct_tokens=summary.distinct_tokens,
         kv_tokens=settings.kv_tokens,
-        kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * settings.element_bytes,
+        kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * settings.kv_element_bytes,
         weight_bytes=model.num_parameters * settings.element_bytes,
         # Text and value, in the shards and in the finished file.
         disk_bytes=4 * _TEXT_BYTES * most_answer_tokens + 256 * len(rows),

@@ -284,6 +284,8 @@ def _answer(
     started_s = time.monotonic()
     settings = settle_engine(parts, planned)
     summary.dtype = settings.precision
+    model = parts.checkpoint.config
+    summary.kv_token_bytes = model.num_kv_elements_per_token * settings.kv_element_bytes
     progress.message(
         f"loading {parts.checkpoint.name} in {settings.precision} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"

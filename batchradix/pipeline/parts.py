@@ -177,6 +177,7 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         "retries": config.retries,
         "dtype": resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
         "quantize": config.engine.quantize,
+        "kv_dtype": config.engine.kv_dtype,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,

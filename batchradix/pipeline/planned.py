@@ -270,9 +270,8 @@ def _memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
     """As far as it can be known: where ``kv_tokens`` or ``kv_memory_bytes`` says so. Host memory
     that is promised and then used ends a process without a word."""
     model = parts.checkpoint.config
-    needed = settings.element_bytes * (
-        model.num_parameters + settings.kv_tokens * model.num_kv_elements_per_token
-    )
+    needed = settings.element_bytes * model.num_parameters
+    needed += settings.kv_tokens * model.num_kv_elements_per_token * settings.kv_element_bytes
     free = free_memory_bytes()
     if settings.device != "cpu" or needed <= free:
         return None

@@ -29,7 +29,8 @@ class Summary:
     committed by an earlier run; ``duplicate_rows`` took another row's answer;
     ``retried_rows`` ran again because their answer was invalid, which threw ``discarded_tokens``
     answer tokens away (the engine's counters have them, ``completion_tokens`` has not). These,
-    ``usage`` and ``seconds`` are of this run.
+    ``usage`` and ``seconds`` are of this run. ``kv_token_bytes``: what a token's keys and values
+    take, 0 where no engine ran.
     """
 
     rows: int = 0
@@ -46,6 +47,7 @@ class Summary:
     distinct_tokens: int = 0
     completion_tokens: int = 0
     usage: Usage = field(default_factory=Usage)
+    kv_token_bytes: int = 0
     peak_rss_bytes: int = 0
     load_s: float = 0.0
     plan_s: float = 0.0
@@ -113,6 +115,7 @@ class Summary:
             "forward_steps": usage.forward_steps,
             "preemptions": usage.preemptions,
             "peak_kv_tokens": usage.peak_kv_tokens,
+            "kv_token_bytes": self.kv_token_bytes,
             "peak_rss_bytes": self.peak_rss_bytes,
             "seconds": {
                 "load": round(self.load_s, 3),
@@ -173,7 +176,8 @@ class Summary:
             (
                 "memory",
                 f"{self.peak_rss_bytes / 2**20:,.0f} MiB at most, "
-                f"{usage.peak_kv_tokens:,} KV tokens",
+                f"{usage.peak_kv_tokens:,} KV tokens"
+                + (f" of {self.kv_token_bytes:,} bytes" if self.kv_token_bytes else ""),
             ),
             (
                 "time",

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
 from batchradix.engine.attention.triton_backend import TritonAttention
@@ -40,12 +41,17 @@ def harness() -> ModuleType:
     return module
 
 
+def in_8_bits(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype)
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
         pytest.param("llama", {}, id="llama, batched"),
         pytest.param("qwen3", {"prefill_tokens": 24, "batch_size": 3}, id="qwen3, in chunks"),
         pytest.param("qwen2", {"kv_tokens": 120, "batch_size": 4}, id="qwen2, evicting"),
+        pytest.param("qwen3", {"kv_dtype": "fp8", "prefill_tokens": 24}, id="qwen3, over fp8"),
     ],
 )
 def test_greedy_answers_are_those_of_each_row_alone(
@@ -57,7 +63,8 @@ def test_greedy_answers_are_those_of_each_row_alone(
 ) -> None:
     folder = tiny_model_folder("random", family=family, prepend_bos=False)
     checkpoint = open_checkpoint(str(folder))
-    alone = i3.Alone.load(folder, checkpoint.tokenizer.eos_ids)
+    rounding = in_8_bits if changes.get("kv_dtype") == "fp8" else None
+    alone = i3.Alone.load(folder, checkpoint.tokenizer.eos_ids, rounding=rounding)
     oracle = [alone(list(text.encode()), 2 + number) for number, text in enumerate(TEXTS)]
     settings = harness.engine_settings(attention="triton", **changes)
     engine = harness.make_engine(checkpoint, settings, poison=True)

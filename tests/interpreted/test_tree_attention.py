@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchradix_kernels.float8 import FLOAT8, as_bytes, stored
 from batchradix_kernels.testing import TOLERANCES, assert_matches, poison_except
 from batchradix_kernels.tree_attention import tree_attention_reference
 from batchradix_kernels.tree_attention.reference import tree_attention_lse_reference
+from batchradix_kernels.tree_attention.tiles import Tile, tile_choices
 from batchradix_kernels.tree_attention.triton import TritonTreeAttention
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -26,8 +28,9 @@ Pieces = list[tuple[int, int, int, int]]
 class Case:
     """Queries and pieces over a pool in which everything else is NaN.
 
-    With ``page_size`` the positions of a piece lie in shuffled pages of that size, behind tables
-    whose unused ends name pages that do not exist.
+    ``kv_dtype``: of the pool, where it is another than that of the model. With ``page_size`` the
+    positions of a piece lie in shuffled pages of that size, behind tables whose unused ends name
+    pages that do not exist.
     """
 
     slots: list[int]  # of the queries
@@ -35,6 +38,8 @@ class Case:
     causal: Pieces = field(default_factory=list)
     heads: tuple[int, int, int] = (6, 2, 64)
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
+    tiles: tuple[Tile, ...] | None = None
     page_size: int = 0
     num_programs: int = 8
     padding: int = 0  # items without queries behind the real ones
@@ -46,7 +51,8 @@ class Case:
         self.used = sorted({s for a, n, *_ in self.context + self.causal for s in range(a, a + n)})
         self.num_slots = max(self.used) + 3
         self.q = torch.randn(len(self.slots), num_heads, head_dim) * self.q_scale
-        self.kv = torch.randn(2, num_kv_heads, self.num_slots, head_dim).to(self.dtype)
+        kv = torch.randn(2, num_kv_heads, self.num_slots, head_dim)
+        self.kv = stored(kv, self.kv_dtype or self.dtype).to(self.dtype)
         poison_except(self.kv, 2, self.used)
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +64,8 @@ class Case:
             scale=head_dim**-0.5,
             dtype=self.dtype,
             device=CPU,
+            kv_dtype=self.kv_dtype,
+            tiles=self.tiles,
         )
         kernel._num_programs = self.num_programs
         place = np.arange(self.num_slots)  # of each slot in the pool
@@ -65,9 +73,9 @@ class Case:
         if self.page_size:
             place, context, causal, pages = self._paged()
         pool = torch.full((2, num_kv_heads, int(place.max()) + 1, head_dim), math.nan)
-        pool = pool.to(self.dtype)
+        pool = pool.to(self.kv_dtype or self.dtype)
         old = [slot for slot in self.used if slot not in self.slots]
-        pool[:, :, place[old]] = self.kv[:, :, old]
+        as_bytes(pool)[:, :, place[old]] = as_bytes(self.kv[:, :, old].to(pool.dtype))
         plan = kernel.plan(
             place[self.slots],
             np.array(context, dtype=np.int64).reshape(-1, 4),
@@ -83,7 +91,7 @@ class Case:
         k, v = self.kv[:, :, self.slots].transpose(1, 2).float()
         out = kernel.run(plan, pool, self.q, k, v, lse=lse)
         written, new = pool[:, :, place[self.slots]], self.kv[:, :, self.slots]
-        assert torch.equal(written.nan_to_num(99), new.nan_to_num(99))
+        assert torch.equal(written.float().nan_to_num(99), new.float().nan_to_num(99))
         unused = np.setdiff1d(np.arange(pool.shape[2]), place[self.used])
         assert pool[:, :, unused].isnan().all()
         return out.view(self.q.shape), lse
@@ -140,6 +148,41 @@ def tree(num_rows: int) -> tuple[list[int], Pieces]:
 )
 def test_decoding_rows_below_shared_nodes_equal_the_reference(dtype, heads):
     Case(*tree(7), heads=heads, dtype=dtype).check()
+
+
+def sets_of_tiles(head_dim: int, group: int) -> list[tuple[Tile, ...]]:
+    """Every choice for 16 bits beside the built-in ones."""
+    choices = tile_choices(head_dim, group, torch.bfloat16)
+    tiles = tuple(each[0] for each in choices)
+    return [
+        (*tiles[:place], tile, *tiles[place + 1 :])
+        for place, each in enumerate(choices)
+        for tile in each
+    ]
+
+
+@pytest.mark.parametrize(
+    "tiles", sets_of_tiles(64, 3), ids=lambda tiles: " and ".join(map(str, tiles))
+)
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8])
+def test_every_choice_of_tiles_equals_the_reference(tiles, kv_dtype):
+    case = Case(*tree(7), heads=(9, 3, 64), dtype=torch.bfloat16, kv_dtype=kv_dtype, tiles=tiles)
+    case.check()
+    causal = [(77, 50, 0, 50)]
+    case = Case(list(range(77, 127)), [(3, 70, 0, 50)], causal, heads=(9, 3, 64))
+    replace(case, dtype=torch.bfloat16, kv_dtype=kv_dtype, tiles=tiles).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 96)])
+def test_keys_and_values_in_8_bits_are_multiplied_as_they_were_rounded(dtype, heads):
+    """The tolerances are those of the dtype that products are in: widening is exact."""
+    Case(*tree(7), heads=heads, dtype=dtype, kv_dtype=FLOAT8).check()
+    causal = [(77, 33, 0, 33)]
+    prefill = Case(list(range(77, 110)), [(3, 70, 0, 33)], causal, heads=heads, dtype=dtype)
+    replace(prefill, kv_dtype=FLOAT8).check()
+    slots, context = tree(5)
+    Case(slots, context, heads=heads, dtype=dtype, kv_dtype=FLOAT8, page_size=4).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -248,6 +291,7 @@ def trees(draw) -> Case:
         causal,
         heads=draw(st.sampled_from(HEADS)),
         dtype=draw(st.sampled_from(DTYPES)),
+        kv_dtype=draw(st.sampled_from([None, FLOAT8])),
         page_size=draw(st.sampled_from([0, 3])),
     )
 

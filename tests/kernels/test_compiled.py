@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from batchradix_kernels.aot import CompileCase, CompileReport, compile_reports
+from batchradix_kernels.float8 import FLOAT8
 from batchradix_kernels.tree_attention.tiles import (
     Tile,
     compile_cases,
     fit,
+    fit_choices,
     roofline_table,
     table_cases,
+    tile_choices,
 )
 
 triton = pytest.importorskip("triton")
@@ -89,12 +93,68 @@ def test_small_kernels_and_other_forms_of_attention_compile_without_spilling():
         assert (report.mma > 0) == (report.target == "gfx942")
 
 
+def test_keys_and_values_in_8_bits_keep_tensor_cores_and_take_less_shared_memory(on_hopper):
+    """gfx942 has another format of 8 bits, so the engine refuses it there."""
+    in_8_bits = dataclasses.replace(
+        STORE, name="store in 8 bits", signature={**STORE.signature, "pool": "*fp8e4nv"}
+    )
+    cases = compile_cases(128, 4, torch.bfloat16, kv_dtype=FLOAT8)
+    *reports, store = compile_reports([*cases, in_8_bits])
+    for report in (*reports, store):
+        report.check()
+    plain = on_hopper[1][:2]
+    assert [(r.wgmma, r.mma) for r in reports] == [(r.wgmma, r.mma) for r in plain]
+    for report, usual in zip(reports, plain, strict=True):
+        assert report.shared_bytes < usual.shared_bytes
+
+
 def test_tiles_give_up_stages_where_shared_memory_is_small():
     (_, case) = compile_cases(128, 4, torch.bfloat16)
     high = Tile(128, 64, case.num_warps, case.num_stages)
     assert fit(high, 128, 2, 232_448).num_stages == 3
     assert fit(high, 128, 2, 101_376).num_stages == 2
     assert fit(high, 128, 2, 65_536).num_stages == 1
+
+
+def test_choices_that_do_not_fit_a_device_are_none_there():
+    for head_dim, group in [(128, 4), (64, 3), (256, 2)]:
+        for choices in tile_choices(head_dim, group, torch.bfloat16):
+            assert fit_choices(choices, head_dim, 2, 232_448) == choices
+            here = fit_choices(choices, head_dim, 2, 65_536)
+            assert here[0] == fit(choices[0], head_dim, 2, 65_536)
+            assert len(set(here)) == len(here)
+            for tile in here[1:]:
+                needed = 2 * head_dim * (tile.rows + 2 * tile.slots * tile.num_stages)
+                assert needed <= 65_536
+    _, highs = tile_choices(128, 4, torch.bfloat16)
+    assert [tile.rows for tile in fit_choices(highs, 128, 2, 65_536)] == [128, 64]
+
+
+def test_heads_of_a_large_group_leave_only_tiles_that_hold_them():
+    lows, highs = tile_choices(128, 64, torch.bfloat16)
+    assert {tile.rows for tile in lows} == {64}
+    assert {tile.rows for tile in highs} == {128}
+    assert len(tile_choices(128, 128, torch.bfloat16)) == 1
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "kv_dtype"),
+    [
+        (128, 4, None),
+        *(
+            pytest.param(*shape, kv_dtype, marks=pytest.mark.slow)
+            for shape in [(128, 8), (64, 3), (128, 1)]
+            for kv_dtype in (None, FLOAT8)
+        ),
+    ],
+)
+def test_every_choice_of_tiles_fits_hopper_and_spills_nothing(head_dim, group, kv_dtype):
+    choices = tile_choices(head_dim, group, torch.bfloat16)
+    tiles = [tile for each in choices for tile in each]
+    cases = compile_cases(head_dim, group, torch.bfloat16, kv_dtype=kv_dtype, tiles=tiles)
+    for tile, report in zip(tiles, compile_reports(cases), strict=True):
+        report.check()
+        assert (report.wgmma > 0) == (tile.rows >= 64)
 
 
 @pytest.mark.slow
@@ -105,6 +165,7 @@ def test_every_shape_of_head_compiles_without_spilling(dtype, architecture):
         case
         for head_dim, group in [(64, 1), (64, 8), (80, 1), (96, 4), (128, 1), (128, 16), (256, 4)]
         for page_size, query_dtype in ((0, dtype), (16, torch.float32))
+        for kv_dtype in ((None, FLOAT8) if architecture == "sm_90" and not page_size else (None,))
         for case in compile_cases(
             head_dim,
             group,
@@ -112,6 +173,7 @@ def test_every_shape_of_head_compiles_without_spilling(dtype, architecture):
             architecture=architecture,
             page_size=page_size,
             query_dtype=query_dtype,
+            kv_dtype=kv_dtype,
         )
     ]
     reports = compile_reports(cases)

@@ -75,20 +75,31 @@ class Alone:
     """The oracle: a transformers model in float32 that generates one row at a time.
 
     ``model`` is a causal language model in evaluation mode; no batch, no prefix is shared.
+    ``rounding`` is what keys and values go through before anything attends to them.
     """
 
-    def __init__(self, model: Any, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, model: Any, eos_ids: Sequence[int], rounding: Callable[[Any], Any] | None = None
+    ) -> None:
         self._model = model
         self._eos_ids = frozenset(eos_ids)
+        self._rounding = rounding
 
     @classmethod
-    def load(cls, folder: Path, eos_ids: Sequence[int], **kwargs: Any) -> Alone:
+    def load(
+        cls,
+        folder: Path,
+        eos_ids: Sequence[int],
+        *,
+        rounding: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> Alone:
         """Loads with ``AutoModelForCausalLM.from_pretrained(folder, **kwargs)``."""
         import torch
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **kwargs)
-        return cls(model.eval(), eos_ids)
+        return cls(model.eval(), eos_ids, rounding)
 
     def __call__(self, prompt: Sequence[int], max_tokens: int) -> OracleRow:
         import torch
@@ -96,7 +107,7 @@ class Alone:
         ids: list[int] = []
         second: list[int] = []
         gaps: list[float] = []
-        cache = None
+        cache = None if self._rounding is None else _rounding_cache(self._rounding)
         next_ids = list(prompt)
         with torch.inference_mode():
             while len(ids) < max_tokens and not (ids and ids[-1] in self._eos_ids):
@@ -120,6 +131,17 @@ class Alone:
             second=tuple(second),
             gaps=tuple(gaps),
         )
+
+
+def _rounding_cache(rounding: Callable[[Any], Any]) -> Any:
+    """A cache of transformers that holds what ``rounding`` makes of keys and values."""
+    from transformers import DynamicCache
+
+    class RoundingCache(DynamicCache):
+        def update(self, key_states: Any, value_states: Any, *others: Any, **named: Any) -> Any:
+            return super().update(rounding(key_states), rounding(value_states), *others, **named)
+
+    return RoundingCache()
 
 
 def compare(

@@ -75,6 +75,7 @@ def test_prompt_options_that_contradict_each_other_are_refused(options: dict[str
     [
         {"dtype": "fp8"},
         {"quantize": "int4"},
+        {"kv_dtype": "int8"},
         {"attention": "magic"},
         {"batch_size": 0},
         {"speculate": "sometimes"},
@@ -116,6 +117,15 @@ def test_the_pool_takes_two_fifths_of_what_the_weights_leave() -> None:
     assert settle(EngineOptions()).kv_tokens == int((10**9 - 5 * 10**7) * 0.4) // 2000
     float32 = settle(EngineOptions(dtype="float32"))
     assert float32.kv_tokens == int((10**9 - 10**8) * 0.4) // 4000
+
+
+def test_keys_and_values_in_8_bits_take_a_byte_an_element_whatever_the_dtype() -> None:
+    room = (10**9 - 5 * 10**7) * 0.4
+    assert settle(EngineOptions(kv_dtype="fp8")).kv_tokens == int(room) // 1000
+    float32 = settle(EngineOptions(dtype="float32", kv_dtype="fp8", kv_memory_bytes=40_000))
+    assert float32.kv_tokens == 40
+    assert (float32.element_bytes, float32.kv_element_bytes) == (4, 1)
+    assert settle(EngineOptions(kv_dtype="fp8", kv_disk_bytes=16_000)).kv_disk_bytes == 16_000
 
 
 def test_the_pool_is_no_larger_than_the_job_can_use() -> None:

@@ -9,8 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.config import KVDType
 from batchradix.engine.step import Step
 from batchradix.types import I64
+from batchradix_kernels.float8 import FLOAT8
 
 _DTYPES = {
     "float32": torch.float32,
@@ -22,6 +24,9 @@ _DTYPES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """The numbers of a model that a backend needs; ``scale`` multiplies the scores.
+
+    ``kv_dtype``: what keys and values are stored in where that is not ``dtype``, in which they are
+    multiplied, `FLOAT8`.
 
     ``batch_invariant`` asks that what a query gets does not depend, to the last bit, on the rows
     beside it, on where slots lie, or on what was computed in which step.
@@ -35,6 +40,12 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     batch_invariant: bool = False
+    kv_dtype: torch.dtype | None = None
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """What keys and values are stored in."""
+        return self.kv_dtype or self.dtype
 
     @classmethod
     def of(
@@ -44,8 +55,9 @@ class AttentionShape:
         dtype: str,
         device: torch.device,
         batch_invariant: bool = False,
+        kv_dtype: KVDType = "auto",
     ) -> AttentionShape:
-        """The shape of a model; ``dtype`` is named as in `EngineSettings`."""
+        """The shape of a model; ``dtype`` and ``kv_dtype`` are named as in `EngineSettings`."""
         return cls(
             num_layers=config.num_layers,
             num_heads=config.num_heads,
@@ -55,6 +67,7 @@ class AttentionShape:
             dtype=_DTYPES[dtype],
             device=device,
             batch_invariant=batch_invariant,
+            kv_dtype=FLOAT8 if kv_dtype == "fp8" else None,
         )
 
 

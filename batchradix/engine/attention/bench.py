@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from batchradix.engine.attention.base import AttentionShape
-from batchradix.engine.attention.measured import Times
+from batchradix.engine.attention.base import AttentionBackend, AttentionShape
+from batchradix.engine.attention.measured import TILE_MARGIN, Times, fastest
 from batchradix.engine.attention.registry import make_backend, measurable
+from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.engine.memory import enough_memory
 from batchradix.engine.step import Step, empty_i64, i64_table
 from batchradix.types import I64
+from batchradix_kernels.float8 import stored
+
+if TYPE_CHECKING:
+    from batchradix_kernels.tree_attention.tiles import Tile
+
+Maker = Callable[[AttentionShape], AttentionBackend]
 
 ROUNDS = 11
 _WARM_UP_ROUNDS = 2
@@ -82,32 +92,74 @@ def measure(
     shape: AttentionShape,
     steps: Sequence[BenchStep],
     *,
+    folder: Path | None = None,
     num_rounds: int = ROUNDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
-    """What a layer takes in each step, of every backend that can serve; medians of ``num_rounds``.
+    """What a layer takes in each step, of every backend that can serve, as `compare` says.
+
+    ``folder``: the cache folder, where `tune` left the tiles that a run will take.
+    """
+    makers = {name: partial(make_backend, name, folder=folder) for name in measurable(shape)}
+    return compare(makers, shape, steps, num_rounds=num_rounds, clock=clock)
+
+
+def tune(
+    shape: AttentionShape,
+    steps: Sequence[BenchStep],
+    timed: Callable[[Mapping[str, Maker]], Times] | None = None,
+) -> tuple[Tile, ...]:
+    """The tiles with which Triton's kernels are fastest on the shape's GPU, all steps counting the
+    same: first the low ones, then the high ones beside them.
+
+    The built-in ones stay where no other takes less than `TILE_MARGIN` of their times. ``timed``
+    stands in for `compare`.
+    """
+    from batchradix_kernels.tree_attention.triton import device_tiles
+
+    timed = timed or partial(compare, shape=shape, steps=steps)
+    group = shape.num_heads // shape.num_kv_heads
+    choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device, shape.kv_dtype)
+    tiles = tuple(each[0] for each in choices)
+    for place, each in enumerate(choices):
+        sets = {str(tile): (*tiles[:place], tile, *tiles[place + 1 :]) for tile in each}
+        if len(sets) > 1:
+            makers = {name: partial(TritonAttention, tiles=found) for name, found in sets.items()}
+            tiles = sets[fastest(timed(makers), str(tiles[place]), TILE_MARGIN)]
+    return tiles
+
+
+def compare(
+    makers: Mapping[str, Maker],
+    shape: AttentionShape,
+    steps: Sequence[BenchStep],
+    *,
+    num_rounds: int = ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
+    """What a layer takes in each step with each of the backends; medians of ``num_rounds``.
 
     The backends take turns, behind rounds that only warm up. The plan, which is made once a step,
     counts with its share of a layer. ``clock`` says seconds. Raises `OutOfMemoryError`.
     """
-    names = measurable(shape)
-    times: dict[str, dict[str, float]] = {name: {} for name in names}
+    times: dict[str, dict[str, float]] = {name: {} for name in makers}
     remedy = "use a smaller model, or a `dtype` of 16 bits"
     with enough_memory("while attention was measured", remedy), torch.inference_mode():
         for bench in steps:
-            for name, taken_s in _measure_step(names, shape, bench, num_rounds, clock).items():
+            for name, taken_s in _measure_step(makers, shape, bench, num_rounds, clock).items():
                 times[name][bench.name] = 1e3 * taken_s
     return times
 
 
 def _measure_step(
-    names: Sequence[str],
+    makers: Mapping[str, Maker],
     shape: AttentionShape,
     bench: BenchStep,
     num_rounds: int,
     clock: Callable[[], float],
 ) -> dict[str, float]:
-    runs = {name: _prepare(name, shape, bench, clock) for name in names}
+    names = list(makers)
+    runs = {name: _prepare(make, shape, bench, clock) for name, make in makers.items()}
     taken_s: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(_WARM_UP_ROUNDS + num_rounds):
         for name in names[:: 1 if turn % 2 else -1]:
@@ -116,12 +168,14 @@ def _measure_step(
 
 
 def _prepare(
-    name: str, shape: AttentionShape, bench: BenchStep, clock: Callable[[], float]
+    make: Maker, shape: AttentionShape, bench: BenchStep, clock: Callable[[], float]
 ) -> Callable[[], float]:
     """A function that runs the step on some layers and says how many seconds one took."""
-    layer_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize * bench.num_slots
+    layer_bytes = (
+        2 * shape.num_kv_heads * shape.head_dim * shape.pool_dtype.itemsize * bench.num_slots
+    )
     num_layers = max(1, min(shape.num_layers, _MAX_LAYERS, _POOL_BYTES // layer_bytes))
-    backend = make_backend(name, replace(shape, num_layers=num_layers))
+    backend = make(replace(shape, num_layers=num_layers))
     random = torch.Generator(shape.device).manual_seed(0)
 
     def numbers(*size: int) -> torch.Tensor:
@@ -131,7 +185,8 @@ def _prepare(
     for start in range(0, bench.num_slots, _FILLED_AT_ONCE):
         num_slots = min(_FILLED_AT_ONCE, bench.num_slots - start)
         size = (num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
-        backend.load(pool, start, numbers(*size), numbers(*size))
+        k, v = (stored(numbers(*size), shape.pool_dtype) for _ in range(2))
+        backend.load(pool, start, k, v)
     heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     qkv = numbers(bench.step.num_tokens, sum(heads), shape.head_dim)
     q, k, v = torch.split(qkv, heads, dim=1)

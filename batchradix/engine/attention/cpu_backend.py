@@ -37,13 +37,19 @@ class CpuAttention:
     @staticmethod
     def serves(shape: AttentionShape) -> bool:
         """Whether the kernels were built and know this shape, dtype and device."""
-        return shape.device.type == "cpu" and is_supported(shape.dtype, shape.head_dim)
+        return (
+            shape.device.type == "cpu"
+            and shape.pool_dtype == shape.dtype
+            and is_supported(shape.dtype, shape.head_dim)
+        )
 
     @staticmethod
     def missing(shape: AttentionShape) -> str:
         """Why it does not serve."""
         if shape.device.type != "cpu":
             return f"the model is on {shape.device.type}"
+        if shape.pool_dtype != shape.dtype:
+            return "there is none for keys and values in 8 bits (`kv_dtype` fp8)"
         if not is_supported(torch.float32, 64):
             return "they were not built, which takes a C compiler when batchradix is installed"
         if not is_supported(torch.float32, shape.head_dim):

@@ -79,6 +79,8 @@ class FlashInferAttention:
     @staticmethod
     def missing(shape: AttentionShape) -> str | None:
         """Why it does not serve, and what to do instead; None where it does."""
+        if shape.pool_dtype != shape.dtype:
+            return "it is given no keys and values in 8 bits (`kv_dtype` fp8); use triton or torch"
         why = missing_flashinfer(shape.device, shape.dtype)
         if why is None and shape.head_dim not in _HEAD_DIMS:
             why = f"there is none for heads of {shape.head_dim}, only of 64, 128, 256; use triton"

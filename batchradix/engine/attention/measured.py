@@ -1,4 +1,5 @@
-"""What attention takes on this machine, as it was measured, kept in the cache folder for ``auto``.
+"""What attention takes on this machine, as it was measured, kept in the cache folder for ``auto``,
+and the tiles that were fastest for the Triton kernels.
 
 A table is one JSON file, named by the SHA-256 of its key, which is all that the times depend on.
 What is not whole, not ours or of another key is as good as absent.
@@ -12,8 +13,9 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +24,14 @@ from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder, r
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.device import processor_name
 
+if TYPE_CHECKING:
+    from batchradix_kernels.tree_attention.tiles import Tile
+
 Times = Mapping[str, Mapping[str, float]]
 """Milliseconds a layer: by backend, then by step."""
 
 MARGIN = 0.9
+TILE_MARGIN = 0.97
 _FORMAT = 1  # another one for other steps to measure
 _MAX_BYTES = 1 << 16
 
@@ -40,6 +46,7 @@ def table_key(shape: AttentionShape, backends: Sequence[str]) -> dict[str, Any]:
         "num_threads": torch.get_num_threads() if shape.device.type == "cpu" else 0,
         "backends": sorted(backends),
         "dtype": str(shape.dtype).removeprefix("torch."),
+        "kv_dtype": str(shape.pool_dtype).removeprefix("torch."),
         "num_layers": shape.num_layers,
         "num_heads": shape.num_heads,
         "num_kv_heads": shape.num_kv_heads,
@@ -47,15 +54,15 @@ def table_key(shape: AttentionShape, backends: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def fastest(times: Times, usual: str) -> str:
+def fastest(times: Times, usual: str, margin: float = MARGIN) -> str:
     """The backend whose times are least, each step counting the same.
 
-    ``usual`` where none takes less than `MARGIN` of its times: measured twice they differ by a few
-    percent, and that a whole step may be one call of the C kernels is not among them.
+    ``usual`` where none takes less than ``margin`` of its times: measured twice they differ by a
+    few percent, and that a whole step may be one call of the C kernels is not among them.
     """
     means = {name: statistics.geometric_mean(steps.values()) for name, steps in times.items()}
     best = min(means, key=means.__getitem__)
-    return best if means[best] < MARGIN * means[usual] else usual
+    return best if means[best] < margin * means[usual] else usual
 
 
 def write_times(folder: Path, key: Mapping[str, Any], times: Times) -> Path:
@@ -63,33 +70,79 @@ def write_times(folder: Path, key: Mapping[str, Any], times: Times) -> Path:
 
     Raises `ModelError` or `OSError` when the folder cannot be written.
     """
-    make_cache_folder(folder)
-    path = _path(folder, key)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    with replacing(path, suffix=".tmp") as file:
-        file.write(json.dumps({"key": key, "milliseconds": times}, indent=1).encode())
-    return path
+    return _write(folder, key, milliseconds=times)
 
 
 def read_times(folder: Path, key: Mapping[str, Any]) -> Times | None:
     """The table of a key, None where there is none to be trusted."""
     try:
-        with _path(folder, key).open("rb") as file:
-            if not is_own_file(os.fstat(file.fileno())):
-                return None
-            found = json.loads(file.read(_MAX_BYTES))
         times = {
             name: {step: float(taken_ms) for step, taken_ms in steps.items()}
-            for name, steps in found["milliseconds"].items()
+            for name, steps in _read(folder, key, "milliseconds").items()
         }
-        is_ours = found["key"] == key and sorted(times) == key["backends"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _NO_TABLE:
         return None
     numbers = [taken_ms for steps in times.values() for taken_ms in steps.values()]
     same_steps = len({frozenset(steps) for steps in times.values()}) == 1
-    if not (is_ours and same_steps and numbers):
+    if not (sorted(times) == key["backends"] and same_steps and numbers):
         return None
     return times if all(0 < taken_ms < math.inf for taken_ms in numbers) else None
+
+
+def tiles_key(shape: AttentionShape) -> dict[str, Any]:
+    """All that the fastest tiles of the Triton kernels depend on, as a JSON object."""
+    import triton
+
+    key = table_key(shape, ["triton"]) | {"tiles": _FORMAT, "triton": triton.__version__}
+    return {name: value for name, value in key.items() if name != "num_layers"}
+
+
+def write_tiles(folder: Path, shape: AttentionShape, tiles: Sequence[Tile]) -> Path:
+    """Keeps what `read_tiles` gives, and returns its file. Raises as `write_times`."""
+    return _write(folder, tiles_key(shape), fastest=[asdict(tile) for tile in tiles])
+
+
+def read_tiles(folder: Path, shape: AttentionShape) -> tuple[Tile, ...] | None:
+    """The tiles that were fastest for this shape on this very GPU, with this Triton.
+
+    None where there are none to be trusted, or one is not among `device_tiles`.
+    """
+    from batchradix_kernels.tree_attention.tiles import Tile
+    from batchradix_kernels.tree_attention.triton import device_tiles
+
+    group = shape.num_heads // shape.num_kv_heads
+    choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device, shape.kv_dtype)
+    try:
+        found = [Tile(**each) for each in _read(folder, tiles_key(shape), "fastest")]
+        return tuple(
+            each[each.index(tile)] for each, tile in zip(choices, found, strict=True)
+        )  # ValueError where one is no choice
+    except _NO_TABLE:
+        return None
+
+
+_NO_TABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a table raises that is not there or not to be trusted."""
+
+
+def _write(folder: Path, key: Mapping[str, Any], **content: Any) -> Path:
+    make_cache_folder(folder)
+    path = _path(folder, key)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with replacing(path, suffix=".tmp") as file:
+        file.write(json.dumps({"key": key, **content}, indent=1).encode())
+    return path
+
+
+def _read(folder: Path, key: Mapping[str, Any], name: str) -> Any:
+    """What a table holds of that name; raises one of `_NO_TABLE`."""
+    with _path(folder, key).open("rb") as file:
+        if not is_own_file(os.fstat(file.fileno())):
+            raise ValueError("other users could have written to it")
+        found = json.loads(file.read(_MAX_BYTES))
+    if found["key"] != key:
+        raise ValueError("it is of another key")
+    return found[name]
 
 
 def _path(folder: Path, key: Mapping[str, Any]) -> Path:

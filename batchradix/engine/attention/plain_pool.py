@@ -14,12 +14,13 @@ import torch
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.cache.pool import slots_of
 from batchradix.types import I64
+from batchradix_kernels.float8 import as_bytes
 from batchradix_kernels.kv_move import kv_move, kv_move_reference
 
 
 def allocate(shape: AttentionShape, num_slots: int) -> torch.Tensor:
     size = (shape.num_layers, 2, shape.num_kv_heads, num_slots, shape.head_dim)
-    return torch.empty(size, dtype=shape.dtype, device=shape.device)
+    return torch.empty(size, dtype=shape.pool_dtype, device=shape.device)
 
 
 def move(pool: torch.Tensor, moves: I64, *, triton: bool) -> None:
@@ -37,14 +38,15 @@ def poison(pool: torch.Tensor, slot_start: int, num_slots: int) -> None:
 
 
 def export(pool: torch.Tensor, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
-    keys, values = pool.index_select(3, _slots(slots, pool.device)).unbind(1)
+    held = as_bytes(pool).index_select(3, _slots(slots, pool.device))
+    keys, values = held.view(pool.dtype).unbind(1)
     return keys, values
 
 
 def load(pool: torch.Tensor, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor) -> None:
     slots = slice(slot_start, slot_start + k_LKnE.shape[2])
-    pool[:, 0, :, slots] = k_LKnE
-    pool[:, 1, :, slots] = v_LKnE
+    as_bytes(pool)[:, 0, :, slots] = as_bytes(k_LKnE)
+    as_bytes(pool)[:, 1, :, slots] = as_bytes(v_LKnE)
 
 
 def _slots(slots: I64, device: torch.device) -> torch.Tensor:

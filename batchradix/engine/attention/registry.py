@@ -8,7 +8,7 @@ from pathlib import Path
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
-from batchradix.engine.attention.measured import fastest, read_times, table_key
+from batchradix.engine.attention.measured import fastest, read_tiles, read_times, table_key
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
@@ -24,7 +24,8 @@ BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
 
 
 def make_backend(name: str, shape: AttentionShape, folder: Path | None = None) -> AttentionBackend:
-    """The backend of that name; of ``auto``, what `automatic` says.
+    """The backend of that name; of ``auto``, what `automatic` says. ``folder`` is the cache folder:
+    Triton's kernels take the tiles from it that were measured fastest here.
 
     Raises `OptionError` for a name that is not in `BACKENDS`, or one that cannot serve.
     """
@@ -42,6 +43,8 @@ def make_backend(name: str, shape: AttentionShape, folder: Path | None = None) -
     why_not = refusal(name, shape)
     if why_not is not None:
         raise OptionError(f"`attention` {why_not}")
+    if name == "triton" and folder is not None:
+        return TritonAttention(shape, read_tiles(folder, shape))
     return BACKENDS[name](shape)
 
 

@@ -1,7 +1,8 @@
 """Attention over tree nodes in plain torch operations: the backend that runs anywhere.
 
 Every layer writes its keys and values to a `plain_pool`, attends piece by piece (`tree_plan`),
-and merges what each query got by log-sum-exp in float32.
+and merges what each query got by log-sum-exp in float32. Those stored in 8 bits are widened to the
+model's dtype a piece at a time.
 
 Legend: L levels, T queries, K key heads, G query heads a key head, E head dimension, B pieces
 of a padded group, N queries of each, S slots of each.
@@ -25,6 +26,7 @@ from batchradix.engine.attention.tree_plan import (
 )
 from batchradix.engine.step import Step
 from batchradix.types import I64
+from batchradix_kernels.float8 import as_bytes, stored
 from batchradix_kernels.lse_merge import lse_merge, merge_outputs
 from batchradix_kernels.tree_attention import attend_padded, attend_piece
 
@@ -122,8 +124,8 @@ class TorchAttention:
         shape, num_tokens = self.shape, plan.num_tokens
         keys, values = pool[layer].unbind(0)
         for target, new in ((keys, k_TKE), (values, v_TKE)):
-            rows = new.to(shape.dtype).reshape(-1, shape.head_dim)
-            target.view(-1, shape.head_dim).index_copy_(0, plan.write_rows, rows)
+            rows = as_bytes(stored(new, shape.pool_dtype)).reshape(-1, shape.head_dim)
+            as_bytes(target).view(-1, shape.head_dim).index_copy_(0, plan.write_rows, rows)
 
         size = (num_tokens, shape.num_kv_heads, self._group, shape.head_dim)
         q_KTGE = torch.empty((size[1], size[0], *size[2:]), dtype=shape.dtype, device=shape.device)
@@ -162,7 +164,8 @@ class TorchAttention:
         partial_lse: torch.Tensor,
     ) -> None:
         queries = slice(piece.query_start, piece.query_end)
-        keys, values = pool[:, :, piece.slot_start : piece.slot_start + piece.num_slots].unbind(0)
+        slots = slice(piece.slot_start, piece.slot_start + piece.num_slots)
+        keys, values = pool[:, :, slots].to(self.shape.dtype).unbind(0)
         scale, causal = self.shape.scale, piece.causal
         out, lse = attend_piece(q[:, queries], keys, values, scale=scale, causal=causal)
         partial[piece.level, :, queries] = out
@@ -179,7 +182,7 @@ class TorchAttention:
         head_dim = self.shape.head_dim
         num_products, _, num_slots = group.bias.shape
         rows = q.view(-1, self._group * head_dim).index_select(0, group.queries)
-        gathered = pool.view(-1, head_dim).index_select(0, group.slots)
+        gathered = as_bytes(pool).view(-1, head_dim).index_select(0, group.slots).view(pool.dtype)
         keys, values = gathered.view(2, num_products, num_slots, head_dim).float().unbind(0)
         out, lse = attend_padded(
             rows.view(num_products, -1, head_dim), keys, values, group.bias, scale=self.shape.scale

@@ -6,6 +6,7 @@ what they compute and takes about a thousand times as long.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,13 +18,14 @@ from batchradix.types import I64
 from batchradix_kernels.triton_runtime import is_installed, serves
 
 if TYPE_CHECKING:
+    from batchradix_kernels.tree_attention.tiles import Tile
     from batchradix_kernels.tree_attention.triton import PlanSizes, TreeLayout, TritonTreePlan
 
 
 class TritonAttention:
-    """Implements `AttentionBackend` and `FixedPlans`."""
+    """Implements `AttentionBackend` and `FixedPlans`; ``tiles``: see `TritonTreeAttention`."""
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, tiles: Sequence[Tile] | None = None) -> None:
         # Not everywhere where batchradix runs is there a Triton to import.
         from batchradix_kernels.tree_attention.triton import TritonTreeAttention
 
@@ -35,6 +37,8 @@ class TritonAttention:
             scale=shape.scale,
             dtype=shape.dtype,
             device=shape.device,
+            kv_dtype=shape.kv_dtype,
+            tiles=tiles,
         )
 
     @staticmethod
@@ -43,7 +47,8 @@ class TritonAttention:
         if not is_installed():
             return "Triton is not installed; run pip install triton, or use torch"
         if serves(shape.device):
-            return None
+            in_8_bits = shape.pool_dtype != shape.dtype
+            return _without_float8(shape.device) if in_8_bits else None
         if shape.device.type == "cpu":
             return (
                 "it needs a GPU (TRITON_INTERPRET=1 runs its kernels on the CPU, very slowly, "
@@ -93,3 +98,19 @@ class TritonAttention:
         plan: TritonTreePlan,
     ) -> torch.Tensor:
         return self._kernel.run(plan, pool[layer], q_THE, k_TKE, v_TKE)
+
+
+def _without_float8(device: torch.device) -> str | None:
+    """Why a device that Triton serves takes no keys and values in 8 bits, None where it does."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        name = str(properties.gcnArchName).partition(":")[0]
+        is_native = name == "gfx950" or name.startswith("gfx12")
+    else:
+        name = f"sm_{properties.major}{properties.minor}"
+        is_native = (properties.major, properties.minor) >= (8, 9)
+    if is_native:
+        return None
+    return f"a GPU of {name} has no float8_e4m3fn, which `kv_dtype` fp8 stores; use torch"

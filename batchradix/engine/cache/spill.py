@@ -22,7 +22,7 @@ _RESERVE_BYTES = 1 << 26
 def open_space(checkpoint: Checkpoint, settings: EngineSettings) -> SpillSpace | None:
     """The space of an engine, None where it has none."""
     num_bytes = settings.kv_host_memory_bytes or settings.kv_disk_bytes
-    token_bytes = checkpoint.config.num_kv_elements_per_token * settings.element_bytes
+    token_bytes = checkpoint.config.num_kv_elements_per_token * settings.kv_element_bytes
     if num_bytes < MIN_TOKENS * token_bytes:
         return None
     in_memory = settings.kv_host_memory_bytes > 0

@@ -30,7 +30,12 @@ from batchradix.types import U32
 
 BLOCK_TOKENS = 32
 _FORMAT = "batchradix KV 1"
-_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+_DTYPES = {
+    "float32": ("F32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "fp8": ("F8_E4M3", 1),
+}
 _NAME = re.compile(r"([0-9a-f]{64})-([1-9]\d{0,8})\.safetensors")
 _TEMPORARY = "batchradix-kv-"
 _ABANDONED_S = 3600.0
@@ -44,7 +49,7 @@ class _Unusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """Of the keys of one block, and of its values; ``dtype`` as in `EngineSettings`."""
+    """Of the keys of one block, and of its values; ``dtype`` as in `EngineSettings`, or ``fp8``."""
 
     num_layers: int
     num_kv_heads: int
@@ -92,7 +97,7 @@ def open_store(checkpoint: Checkpoint, settings: EngineSettings) -> KVStore | No
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=settings.dtype,
+            dtype=settings.dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
         ),
         max_bytes=settings.kv_store_bytes,
     )

@@ -1,8 +1,9 @@
 """Reads a model's tensors one by one into the layers that keep them.
 
 Each tensor is read, converted to the run's dtype, put where it belongs and dropped before the
-next, so that loading needs one layer's memory beside what the model keeps. Names are those of
-Hugging Face checkpoints; the GGUF reader maps them.
+next, so that loading needs one layer's memory beside what the model keeps; on the way to a GPU it
+is `staging` that it goes through. Names are those of Hugging Face checkpoints; the GGUF reader maps
+them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
 from batchradix.engine.models.gguf_source import GgufSource
 from batchradix.engine.models.safetensors_source import SafetensorsSource
+from batchradix.engine.models.staging import Staging
 from batchradix.errors import ModelError
 
 # What files carry beside the weights: tables that are computed anew.
@@ -52,7 +54,10 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
 
 class Weights:
     """Hands out each tensor once, checked for shape, in one dtype on one device; the weights
-    of linear layers quantised from what the file holds."""
+    of linear layers quantised from what the file holds.
+
+    ``staging`` takes tensors to the device, unless it is given one of its own for any but the CPU.
+    """
 
     def __init__(
         self,
@@ -62,12 +67,16 @@ class Weights:
         *,
         quantize: Quantize = "off",
         batch_invariant: bool = False,
+        staging: Staging | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self.batch_invariant = batch_invariant
         self._quantize = quantize
         self._source = source
+        if staging is None and device.type != "cpu":
+            staging = Staging(device)
+        self._staging = staging
         self._taken: set[str] = set()
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -89,7 +98,12 @@ class Weights:
         stacked = torch.empty(size, dtype=dtype or self.dtype, device=self.device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            stacked[start : start + shape[0]].copy_(self._read(name, tuple(shape)))
+            target = stacked[start : start + shape[0]]
+            tensor = self._read(name, tuple(shape))
+            if self._staging is None:
+                target.copy_(tensor)
+            else:
+                self._staging.copy(tensor, target)
             start += shape[0]
         return stacked
 
@@ -131,10 +145,14 @@ class Weights:
         return weight, biases
 
     def finish(self, *, unused: Iterable[str] = ()) -> None:
-        """Raises `ModelError` when the checkpoint holds a tensor that no layer took.
+        """Waits for what is on its way to the device; nothing may be taken afterwards.
 
-        ``unused`` names tensors that may be there without being needed.
+        Raises `ModelError` when the checkpoint holds a tensor that no layer took; ``unused`` names
+        tensors that may be there without being needed.
         """
+        if self._staging is not None:
+            self._staging.finish()
+            self._staging = None
         left = set(self._source.files) - self._taken - set(unused)
         unexpected = sorted(name for name in left if not _DERIVED.search(name))
         if unexpected:

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from batchradix_kernels.float8 import as_bytes
+
 BLOCK_ELEMENTS = 4096
 
 
@@ -48,6 +50,7 @@ def kv_move_triton(pool: torch.Tensor, sources: torch.Tensor, targets: torch.Ten
     assert pool.is_contiguous()
     assert sources.shape == targets.shape
     assert sources.dtype == targets.dtype == torch.int32
+    pool = as_bytes(pool)
     num_moves = len(sources)
     if num_moves == 0:
         return

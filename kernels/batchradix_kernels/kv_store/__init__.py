@@ -15,7 +15,7 @@ def kv_store(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, pool: torch.
 
     ``k``, ``v``: [T, K, E], any float dtype, views whose last axis is dense; ``slots``: int32[T],
     those that are not negative all different; ``pool``: [2, K, S, E], keys and values of one
-    layer, contiguous, whose dtype the numbers are rounded to.
+    layer, contiguous, whose dtype the numbers are rounded to (`float8.stored`).
     """
     if serves(pool.device):
         from batchradix_kernels.kv_store.triton import kv_store_triton

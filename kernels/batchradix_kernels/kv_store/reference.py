@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from batchradix_kernels.float8 import as_bytes, stored
+
 
 def kv_store_reference(
     k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor
@@ -12,4 +14,5 @@ def kv_store_reference(
     wanted = slots >= 0
     at = slots[wanted].long()
     for side, new in ((0, k), (1, v)):
-        pool[side].index_copy_(1, at, new[wanted].transpose(0, 1).to(pool.dtype))
+        rounded = stored(new[wanted].transpose(0, 1), pool.dtype)
+        as_bytes(pool)[side].index_copy_(1, at, as_bytes(rounded))

@@ -6,7 +6,19 @@ import torch
 import triton
 import triton.language as tl
 
+from batchradix_kernels.float8 import LARGEST
+
 BLOCK_ELEMENTS = 4096  # of keys, and as many of values, in a program of four warps
+_LARGEST = tl.constexpr(LARGEST)
+
+
+@triton.jit
+def _stored(x, DTYPE: tl.constexpr):
+    """As `float8.stored`."""
+    if tl.float8e4nv == DTYPE:
+        x = x.to(tl.float32)
+        x = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))  # NaN stays
+    return x.to(DTYPE)
 
 
 @triton.jit
@@ -34,9 +46,9 @@ def kv_store_kernel(
     values = pool + tl.num_programs(1).to(tl.int64) * num_slots * HEAD_DIM
     rows = token.to(tl.int64)[:, None]
     new = tl.load(k + rows * k_token_stride + head * k_head_stride + e[None, :], mask=mask)
-    tl.store(pool + at, new.to(pool.dtype.element_ty), mask=mask)
+    tl.store(pool + at, _stored(new, pool.dtype.element_ty), mask=mask)
     new = tl.load(v + rows * v_token_stride + head * v_head_stride + e[None, :], mask=mask)
-    tl.store(values + at, new.to(pool.dtype.element_ty), mask=mask)
+    tl.store(values + at, _stored(new, pool.dtype.element_ty), mask=mask)
 
 
 def kv_store_triton(

@@ -3,7 +3,7 @@
     python -m batchradix_kernels.tree_attention.tiles      prints the table of docs/kernels.md
 
 Nothing here was measured on a GPU: tiles are chosen by what ahead-of-time compilation says of
-registers, spills and shared memory.
+registers, spills and shared memory. `tile_choices` names those that are worth timing on one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from batchradix_kernels.aot import (
     CompileReport,
     compile_reports,
 )
+from batchradix_kernels.float8 import FLOAT8
 
-__all__ = ["Tile", "choose_tiles", "compile_cases", "roofline_table"]
+__all__ = ["Tile", "choose_tiles", "compile_cases", "roofline_table", "tile_choices"]
 
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", FLOAT8: "fp8e4nv"}
 # One H200 (vendor's figures): dense bfloat16 on tensor cores, memory, processors and what each has.
 PEAK_FLOPS_PER_S = 989e12
 PEAK_BYTES_PER_S = 4.8e12
@@ -42,27 +43,71 @@ class Tile:
     num_warps: int
     num_stages: int
 
+    def __str__(self) -> str:
+        return f"{self.rows} × {self.slots}, {self.num_warps} × {self.num_stages}"
+
 
 def choose_tiles(
-    head_dim: int, group: int, dtype: torch.dtype, architecture: str = "sm_90"
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    architecture: str = "sm_90",
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[Tile, ...]:
     """A low tile, for the tails of single rows, and a high one, for shared nodes and prefill.
 
     ``architecture``: ``sm_90`` (which serves all of NVIDIA's with the memory for it) or
-    ``gfx942``. Both tiles hold the ``group`` query heads of a key head; one serves for both where
-    the low one is as high.
+    ``gfx942``; ``kv_dtype``: of the pool, where it is `FLOAT8`. Both tiles hold the ``group`` query
+    heads of a key head; one serves for both where the low one is as high.
+    """
+    return tuple(
+        choices[0] for choices in tile_choices(head_dim, group, dtype, architecture, kv_dtype)
+    )
+
+
+def tile_choices(
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    architecture: str = "sm_90",
+    kv_dtype: torch.dtype | None = None,
+) -> tuple[tuple[Tile, ...], ...]:
+    """For each of `choose_tiles` what could stand in its place, itself first.
+
+    Low ones wait for memory: more in flight, more slots at a time, or more programs on a processor
+    may serve them better; high ones more slots at a time or two programs on a processor. In
+    float32 and on gfx942 there is nothing to choose.
     """
     low = max(16, _power_of_two(group))
+    lows: tuple[Tile, ...]
+    highs: tuple[Tile, ...]
     if dtype == torch.float32:  # without tensor cores; more than this spills
-        high, tiles = 32, (Tile(low, 16, 4, 2), Tile(32, 16, 8, 2))
+        num_stages = 1 if kv_dtype == FLOAT8 else 2  # what is widened ahead spills
+        lows, highs = (Tile(low, 16, 4, num_stages),), (Tile(32, 16, 8, num_stages),)
     elif architecture == "gfx942":
-        high, tiles = 64, (Tile(low, 64, 4, 2), Tile(64, 64, 4, 1))
+        lows, highs = (Tile(low, 64, 4, 2),), (Tile(64, 64, 4, 1),)
     else:
-        high, slots = 128, 64 if head_dim <= 128 else 32
-        tiles = (Tile(low, slots, 4, 3), Tile(128, slots, 8, 3))
-    if low < high:
-        return tiles
-    return (replace(tiles[1], rows=low),)
+        n = 64 if head_dim <= 128 else 32
+        lows = (Tile(low, n, 4, 3), Tile(low, n, 4, 4), Tile(low, 2 * n, 4, 2))
+        if low == 16:
+            lows += (Tile(low, n // 2, 2, 4),)
+        highs = (Tile(128, n, 8, 3), Tile(128, 2 * n, 8, 2), Tile(64, n, 4, 3))
+    if low < highs[0].rows:
+        return lows, tuple(tile for tile in highs if tile.rows > low)
+    return ((replace(highs[0], rows=low),),)
+
+
+def fit_choices(
+    choices: tuple[Tile, ...], head_dim: int, element_bytes: int, shared_limit_bytes: int
+) -> tuple[Tile, ...]:
+    """What becomes of choices by `fit`, each once; but for the first only those that do fit."""
+    first, *others = (fit(tile, head_dim, element_bytes, shared_limit_bytes) for tile in choices)
+    width = max(16, _power_of_two(head_dim)) * element_bytes
+    found = {first: None}
+    for tile in others:
+        if width * (tile.rows + 2 * tile.slots * tile.num_stages) <= shared_limit_bytes:
+            found[tile] = None
+    return tuple(found)
 
 
 def fit(tile: Tile, head_dim: int, element_bytes: int, shared_limit_bytes: int) -> Tile:
@@ -80,13 +125,15 @@ def compile_cases(
     architecture: str = "sm_90",
     page_size: int = 0,
     query_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | None = None,
+    tiles: Sequence[Tile] | None = None,
 ) -> list[CompileCase]:
-    """The kernel with each of the tiles that a model of this shape gets."""
-    kind = NAMES[dtype]
+    """The kernel with each of the tiles that a model of this shape gets, or with ``tiles``."""
+    kind, stored = NAMES[dtype], NAMES[kv_dtype or dtype]
     types = {
         "q": f"*{NAMES[query_dtype or dtype]}",
-        "keys": f"*{kind}",
-        "values": f"*{kind}",
+        "keys": f"*{stored}",
+        "values": f"*{stored}",
         "items": "*i32",
         "pages": "*i32",
         "partial": "*fp32",
@@ -97,9 +144,10 @@ def compile_cases(
         "scale_log2": "fp32",
     }
     pages = f", pages of {page_size}" if page_size else ""
+    name = kind if stored == kind else f"{kind} over {stored}"
     return [
         CompileCase(
-            name=f"{kind} {head_dim}, {group} heads{pages}: {tile.rows} × {tile.slots}",
+            name=f"{name} {head_dim}, {group} heads{pages}: {tile.rows} × {tile.slots}",
             kernel="batchradix_kernels.tree_attention.triton:attend_items_kernel",
             signature=types,
             constexprs={
@@ -109,6 +157,7 @@ def compile_cases(
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.slots,
                 "BLOCK_E": max(16, _power_of_two(head_dim)),
+                "DTYPE": kind,
                 "PRECISION": "ieee",
             },
             num_warps=tile.num_warps,
@@ -116,7 +165,7 @@ def compile_cases(
             aligned=("q_token_stride", "q_head_stride", "kv_head_stride"),
             target=architecture,
         )
-        for tile in choose_tiles(head_dim, group, dtype, architecture)
+        for tile in tiles or choose_tiles(head_dim, group, dtype, architecture, kv_dtype)
     ]
 
 

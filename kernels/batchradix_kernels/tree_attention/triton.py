@@ -7,10 +7,11 @@ shared node are multiplied as matrices with all rows below it. A program walks o
 causal or not, and writes a normalised partial result with its log-sum-exp. The parts of each
 query are then merged (`lse_merge`).
 
-Numerics: queries, keys and values are multiplied in the pool's dtype (float32 without TF32) and
+Numerics: queries, keys and values are multiplied in the model's dtype (float32 without TF32) and
 summed in float32; softmax, log-sum-exps and merging are float32, in base two. Softmax weights are
-rounded to the pool's dtype for the product with the values, their sum is not. A query with a NaN
-among its scores or values gets NaN; so may, in a causal piece, a query before it in its tile.
+rounded to the model's dtype for the product with the values, their sum is not. Keys and values
+stored in 8 bits are widened to it, which is exact. A query with a NaN among its scores or values
+gets NaN; so may, in a causal piece, a query before it in its tile.
 
 Legend: T queries, H query heads, K key heads, G = H / K, E head dimension, S slots, M rows and N
 slots of a tile.
@@ -19,6 +20,7 @@ slots of a tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +37,9 @@ from batchradix_kernels.tree_attention.cascade_plan import (
     CascadePlan,
     plan_cascade,
 )
-from batchradix_kernels.tree_attention.tiles import Tile, choose_tiles, fit
+from batchradix_kernels.tree_attention.tiles import NAMES, Tile, fit_choices, tile_choices
 
-__all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel"]
+__all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel", "device_tiles"]
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -45,6 +47,18 @@ PROGRAMS_PER_PROCESSOR = 4
 INTERPRETER_PROGRAMS = 8
 LEAST_ROUNDED = 64
 ALIGNMENT = 4  # int32 numbers, so that each array of an upload begins at 16 bytes
+
+
+@triton.jit
+def _factor(x, DTYPE: tl.constexpr):
+    """``x`` in the dtype of that name, in which it is multiplied."""
+    if DTYPE == "bf16":
+        x = x.to(tl.bfloat16)
+    elif DTYPE == "fp16":
+        x = x.to(tl.float16)
+    else:
+        x = x.to(tl.float32)
+    return x
 
 
 @triton.jit
@@ -65,6 +79,7 @@ def _attend_tile(
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -90,6 +105,7 @@ def _attend_tile(
     else:
         k_NE = tl.load(keys + at_NE)
         v_NE = tl.load(values + at_NE)
+    k_NE, v_NE = _factor(k_NE, DTYPE), _factor(v_NE, DTYPE)
     scores_MN = tl.dot(q_ME, tl.trans(k_NE), input_precision=PRECISION) * scale_log2
     if MASKED:
         scores_MN = tl.where(n[None, :] < seen_M[:, None], scores_MN, float("-inf"))
@@ -99,7 +115,7 @@ def _attend_tile(
     kept_M = tl.exp2(top_M - base_M)
     total_M = total_M * kept_M + tl.sum(weights_MN, 1)
     sums_ME = sums_ME * kept_M[:, None]
-    sums_ME += tl.dot(weights_MN.to(v_NE.dtype), v_NE, input_precision=PRECISION)
+    sums_ME += tl.dot(_factor(weights_MN, DTYPE), v_NE, input_precision=PRECISION)
     return higher_M, total_M, sums_ME
 
 
@@ -122,6 +138,7 @@ def attend_items_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (i, h): item i for key head h. An item without queries does nothing."""
@@ -143,7 +160,7 @@ def attend_items_kernel(
     mask_ME = (query_M < num_queries)[:, None] & (e < HEAD_DIM)[None, :]
     row_M = (query_start + query_M).to(tl.int64) * q_token_stride + head_M * q_head_stride
     q_ME = tl.load(q + row_M[:, None] + e[None, :], mask=mask_ME, other=0.0)
-    q_ME = q_ME.to(keys.dtype.element_ty)
+    q_ME = _factor(q_ME, DTYPE)
     keys += kv_head.to(tl.int64) * kv_head_stride
     values += kv_head.to(tl.int64) * kv_head_stride
 
@@ -156,12 +173,12 @@ def attend_items_kernel(
     for n in range(start, edge, BLOCK_N):
         top_M, total_M, sums_ME = _attend_tile(
             q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, seen_M,
-            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, PRECISION, False,
+            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION, False,
         )  # fmt: skip
     for n in range(edge, end, BLOCK_N):
         top_M, total_M, sums_ME = _attend_tile(
             q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, seen_M,
-            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, PRECISION, True,
+            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION, True,
         )  # fmt: skip
 
     divisor_M = tl.where(total_M == 0.0, 1.0, total_M)
@@ -226,8 +243,10 @@ class TritonTreePlan:
 class TritonTreeAttention:
     """Plans once a step, runs once a layer.
 
-    ``dtype`` (float32, float16 or bfloat16) is that of pool and output; ``scale`` multiplies the
-    scores. A pool is [layers, 2, K, S, E], contiguous.
+    ``dtype`` (float32, float16 or bfloat16) is that of products and output, ``kv_dtype`` (the
+    same unless it is given: `float8.FLOAT8`) that of the pool; ``scale`` multiplies the scores. A
+    pool is [layers, 2, K, S, E], contiguous. ``tiles``: one of each of `device_tiles`, the first
+    ones unless they are given.
     """
 
     def __init__(
@@ -239,6 +258,8 @@ class TritonTreeAttention:
         scale: float,
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: torch.dtype | None = None,
+        tiles: Sequence[Tile] | None = None,
     ) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
@@ -246,8 +267,11 @@ class TritonTreeAttention:
         self._head_dim = head_dim
         self._scale = scale
         self._dtype = dtype
+        self._kv_dtype = kv_dtype or dtype
         self._device = device
-        self._tiles, self._num_programs = _suit(head_dim, self._group, dtype, device)
+        choices = device_tiles(head_dim, self._group, dtype, device, kv_dtype)
+        self._tiles = tuple(tiles or (each[0] for each in choices))
+        self._num_programs = _num_programs(device)
         self._shared_room: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by parts
 
     def plan(
@@ -370,12 +394,12 @@ class TritonTreeAttention:
 
         ``pool``: [2, K, S, E], one layer's; ``q``: [T, H, E], ``k``, ``v``: [T, K, E] of any float
         dtype, views whose last axis is dense, rounded to the pool's dtype. ``lse``: float32[T, H],
-        contiguous, gets the log-sum-exps of the scores. Returns [T, H · E] in the pool's dtype.
+        contiguous, gets the log-sum-exps of the scores. Returns [T, H · E] in ``dtype``.
         """
         size = (plan.num_tokens, self._num_heads, self._head_dim)
         assert q.shape == size
         assert q.stride(2) == 1
-        assert pool.dtype == self._dtype
+        assert pool.dtype == self._kv_dtype
         kv_store_triton(k, v, plan.slots, pool)
         keys, values = pool.unbind(0)
         for tile, items in zip(self._tiles, plan.items, strict=True):
@@ -412,6 +436,7 @@ class TritonTreeAttention:
             BLOCK_M=tile.rows,
             BLOCK_N=tile.slots,
             BLOCK_E=max(16, triton.next_power_of_2(self._head_dim)),
+            DTYPE=NAMES[self._dtype],
             PRECISION="ieee",
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -427,15 +452,31 @@ def _power_of_2(number: int) -> int:
     return number and max(LEAST_ROUNDED, triton.next_power_of_2(number))
 
 
-def _suit(
-    head_dim: int, group: int, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Tile, ...], int]:
-    """Tiles for the device, and how many programs fill it."""
+def device_tiles(
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
+) -> tuple[tuple[Tile, ...], ...]:
+    """`tile_choices` for the device, as its shared memory holds them."""
+    architecture = "gfx942" if torch.version.hip else "sm_90"
+    found = tile_choices(head_dim, group, dtype, architecture, kv_dtype)
+    if device.type != "cuda" or torch.version.hip:
+        return found
+    shared_bytes = _properties(device)["max_shared_mem"]
+    return tuple(fit_choices(choices, head_dim, dtype.itemsize, shared_bytes) for choices in found)
+
+
+def _num_programs(device: torch.device) -> int:
+    """How many programs fill the device."""
     if device.type != "cuda":
-        return choose_tiles(head_dim, group, dtype), INTERPRETER_PROGRAMS
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
-    tiles = choose_tiles(head_dim, group, dtype, "gfx942" if torch.version.hip else "sm_90")
-    if not torch.version.hip:
-        shared = properties["max_shared_mem"]
-        tiles = tuple(fit(tile, head_dim, dtype.itemsize, shared) for tile in tiles)
-    return tiles, PROGRAMS_PER_PROCESSOR * properties["multiprocessor_count"]
+        return INTERPRETER_PROGRAMS
+    return PROGRAMS_PER_PROCESSOR * _properties(device)["multiprocessor_count"]
+
+
+def _properties(device: torch.device) -> dict[str, int]:
+    found: dict[str, int] = triton.runtime.driver.active.utils.get_device_properties(
+        device.index or 0
+    )
+    return found

@@ -35,7 +35,7 @@ OPTIONS = {
         "--output", "-o", "--keep", "--limit", "--max-tokens", "--temperature", "--top-p",
         "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",
-        "--attention",
+        "--attention", "--kv-dtype",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--plan-memory",
         "--kv-store", "--kv-store-size", "--kv-disk", "--kv-host-memory", "--threads",
         "--no-prefix-cache", "--no-forced-text", "--no-repetition-guard",
@@ -50,7 +50,9 @@ OPTIONS = {
     "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
-    "bench-attention": {"--model", "-m", "--dtype", "--device", "--threads", "--json"},
+    "bench-attention": {
+        "--model", "-m", "--dtype", "--kv-dtype", "--device", "--threads", "--json",
+    },
     "history": {"--limit", "-n", "--json"},
     "report": {"--output", "-o", "--json"},
 }  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,9 @@ from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.registry import make_backend, missing_kernels
 from batchradix.engine.attention.torch_backend import TorchAttention
+from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
+from batchradix_kernels.float8 import FLOAT8, as_bytes, stored
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import tree_attention_reference
 from batchradix_kernels.triton_runtime import interprets
@@ -24,6 +29,12 @@ HEADS = [(9, 3, 20)]
 if not interprets():
     HEADS += [(2, 2, 64), (6, 2, 80), (4, 1, 64), (8, 1, 128)]
 POOL_SLOTS = 700
+# What products are in, and what keys and values are stored in.
+DTYPES = [
+    pytest.param(torch.float32, torch.float32, id="float32"),
+    pytest.param(torch.bfloat16, torch.bfloat16, id="bfloat16"),
+    pytest.param(torch.bfloat16, FLOAT8, id="bfloat16 over float8"),
+]
 
 
 class Tree:
@@ -78,6 +89,9 @@ def backend_name(request, monkeypatch, native):
         native()
     if request.param == "flashinfer":
         torch_flashinfer.install(monkeypatch)
+    in_8_bits = request.node.callspec.params.get("kv_dtype") == FLOAT8
+    if in_8_bits and request.param in ("cpu", "flashinfer"):
+        pytest.skip(f"{request.param} knows no keys and values in 8 bits")
     return request.param.split()[0]
 
 
@@ -90,18 +104,18 @@ def read(pool, layer: int, slots) -> torch.Tensor:
 
 def write(pool, layer: int, slots, kv: torch.Tensor) -> None:
     if isinstance(pool, torch.Tensor):
-        pool[layer][:, :, slots] = kv
+        as_bytes(pool[layer])[:, :, slots] = as_bytes(kv)
     else:
         pool.write(layer, np.array(slots, dtype=np.int64), kv)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), HEADS)
 @pytest.mark.parametrize(
     ("depth", "width", "max_length"), [(0, 1, 9), (1, 9, 6), (3, 2, 5), (13, 1, 3), (1, 7, 40)]
 )
 def test_a_random_tree_equals_the_reference(
-    lab, backend_name, dtype, num_heads, num_kv_heads, head_dim, depth, width, max_length
+    lab, backend_name, dtype, kv_dtype, num_heads, num_kv_heads, head_dim, depth, width, max_length
 ):
     tree = Tree(head_dim + depth, depth, width, max_length)
     shape = AttentionShape(
@@ -112,14 +126,15 @@ def test_a_random_tree_equals_the_reference(
         scale=head_dim**-0.5,
         dtype=dtype,
         device=torch.device("cpu"),
+        kv_dtype=kv_dtype,
     )
     backend = make_backend(backend_name, shape)
     pool = backend.allocate(POOL_SLOTS)
     backend.poison(pool, 0, POOL_SLOTS)
     torch.manual_seed(0)
     for layer in range(2):
-        old = torch.randn(2, num_kv_heads, len(tree.old_slots), head_dim).to(dtype)
-        write(pool, layer, tree.old_slots, old)
+        old = torch.randn(2, num_kv_heads, len(tree.old_slots), head_dim)
+        write(pool, layer, tree.old_slots, stored(old, kv_dtype))
     num_tokens = len(tree.slots)
     step = lab.make_step(
         range(num_tokens),
@@ -134,10 +149,10 @@ def test_a_random_tree_equals_the_reference(
         k, v = torch.randn(2, num_tokens, num_kv_heads, head_dim)
         out = backend.run(layer, q, k, v, pool, plan)
         assert out.dtype == dtype
-        assert torch.equal(read(pool, layer, tree.slots)[0], k.transpose(0, 1).to(dtype))
+        assert same(read(pool, layer, tree.slots)[0], stored(k.transpose(0, 1), kv_dtype))
         wanted = tree_attention_reference(
             q.to(dtype),
-            *read(pool, layer, range(POOL_SLOTS)),
+            *read(pool, layer, range(POOL_SLOTS)).to(dtype),
             tree.context,
             tree.causal,
             scale=shape.scale,
@@ -145,27 +160,34 @@ def test_a_random_tree_equals_the_reference(
         assert_matches(out.view_as(wanted), wanted, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keys_and_values_leave_the_pool_and_come_back_bit_for_bit(backend_name, dtype):
-    backend = make_backend(backend_name, small_shape(dtype, num_layers=2))
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
+def test_keys_and_values_leave_the_pool_and_come_back_bit_for_bit(backend_name, dtype, kv_dtype):
+    backend = make_backend(backend_name, small_shape(dtype, num_layers=2, kv_dtype=kv_dtype))
     pool, other = backend.allocate(40), backend.allocate(20)
-    held = torch.randn(2, 2, 1, 40, 64).to(dtype)
+    held = stored(torch.randn(2, 2, 1, 40, 64), kv_dtype)
     for layer in range(2):
         write(pool, layer, range(40), held[layer])
     slots = np.array([30, 31, 4, 39, 0])
     k, v = backend.export(pool, slots)
     assert k.shape == v.shape == (2, 1, 5, 64)
-    assert torch.equal(k, held[:, 0][:, :, slots])
-    assert torch.equal(v, held[:, 1][:, :, slots])
+    assert k.dtype == v.dtype == kv_dtype
+    assert same(k, held[:, 0][:, :, slots])
+    assert same(v, held[:, 1][:, :, slots])
     backend.poison(other, 0, 20)
     backend.load(other, 7, k, v)
     again = backend.export(other, np.arange(7, 12))
-    assert all(map(torch.equal, again, (k, v)))
+    assert all(map(same, again, (k, v)))
     outside = np.array([slot for slot in range(20) if not 7 <= slot < 12])
     assert all(side.isnan().all() for side in backend.export(other, outside))
 
 
-def small_shape(dtype: torch.dtype, num_layers: int = 1) -> AttentionShape:
+def same(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return actual.dtype == expected.dtype and torch.equal(as_bytes(actual), as_bytes(expected))
+
+
+def small_shape(
+    dtype: torch.dtype, num_layers: int = 1, kv_dtype: torch.dtype | None = None
+) -> AttentionShape:
     return AttentionShape(
         num_layers=num_layers,
         num_heads=2,
@@ -174,6 +196,7 @@ def small_shape(dtype: torch.dtype, num_layers: int = 1) -> AttentionShape:
         scale=0.125,
         dtype=dtype,
         device=torch.device("cpu"),
+        kv_dtype=kv_dtype,
     )
 
 
@@ -191,12 +214,12 @@ def test_a_query_that_went_bad_is_never_given_zeros(lab, backend_name, dtype, br
     assert out.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_moves_read_all_before_they_write_and_touch_every_layer(backend_name, dtype):
-    backend = make_backend(backend_name, small_shape(dtype, num_layers=3))
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
+def test_moves_read_all_before_they_write_and_touch_every_layer(backend_name, dtype, kv_dtype):
+    backend = make_backend(backend_name, small_shape(dtype, num_layers=3, kv_dtype=kv_dtype))
     pool = backend.allocate(100)
     backend.poison(pool, 0, 100)
-    before = torch.randn(3, 2, 1, 100, 64).to(dtype)
+    before = stored(torch.randn(3, 2, 1, 100, 64), kv_dtype)
     for layer in range(3):
         write(pool, layer, range(100), before[layer])
     backend.move(pool, np.array([[10, 5, 33], [43, 38, 7], [90, 0, 3]]))
@@ -204,12 +227,12 @@ def test_moves_read_all_before_they_write_and_touch_every_layer(backend_name, dt
     wanted[..., 5:45, :] = before[..., 10:50, :]
     wanted[..., 0:3, :] = before[..., 90:93, :]
     for layer in range(3):
-        assert torch.equal(read(pool, layer, range(100)), wanted[layer])
+        assert same(read(pool, layer, range(100)), wanted[layer])
     backend.poison(pool, 7, 30)
     for layer in range(3):
         got = read(pool, layer, range(100))
         assert got[:, :, 7:37].isnan().all()
-        assert torch.equal(got[:, :, 37:], wanted[layer, :, :, 37:])
+        assert same(got[:, :, 37:], wanted[layer, :, :, 37:])
 
 
 def test_auto_means_the_c_kernels_where_they_serve(native):
@@ -221,6 +244,41 @@ def test_auto_means_the_c_kernels_where_they_serve(native):
         match="there is none for dtype float16, only for bfloat16 and float32; use torch",
     ):
         make_backend("cpu", small_shape(torch.float16))
+
+
+def test_keys_and_values_in_8_bits_are_refused_by_others_and_auto_takes_torch():
+    shape = small_shape(torch.bfloat16, kv_dtype=FLOAT8)
+    assert isinstance(make_backend("auto", shape), TorchAttention)
+    with pytest.raises(OptionError, match=r"none for keys and values in 8 bits .*; use torch"):
+        make_backend("cpu", shape)
+    with pytest.raises(OptionError, match=r"flashinfer, .* no keys and values in 8 bits"):
+        make_backend("flashinfer", shape)
+    with pytest.raises(OptionError, match=r"deterministic needs .* leave deterministic out"):
+        make_backend("auto", replace(shape, batch_invariant=True))
+
+
+@pytest.mark.parametrize(
+    ("hip", "found", "served"),
+    [
+        (None, {"major": 9, "minor": 0}, True),
+        (None, {"major": 8, "minor": 9}, True),
+        (None, {"major": 8, "minor": 6}, False),
+        ("6.4", {"gcnArchName": "gfx942:sramecc+:xnack-"}, False),
+        ("7.0", {"gcnArchName": "gfx950:sramecc+"}, True),
+    ],
+)
+def test_triton_refuses_8_bits_on_a_gpu_without_that_format(monkeypatch, hip, found, served):
+    """gfx942 has floats of 8 bits of its own, which are others."""
+    monkeypatch.setattr("batchradix.engine.attention.triton_backend.serves", lambda _: True)
+    monkeypatch.setattr("batchradix.engine.attention.triton_backend.is_installed", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**found))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    cuda = replace(small_shape(torch.bfloat16), device=torch.device("cuda:0"))
+    assert TritonAttention.missing(cuda) is None
+    why = TritonAttention.missing(replace(cuda, kv_dtype=FLOAT8))
+    assert (
+        why is None if served else "no float8_e4m3fn, which `kv_dtype` fp8 stores; use torch" in why
+    )
 
 
 def test_without_the_c_kernels_torch_serves(monkeypatch):

@@ -68,3 +68,12 @@ def test_a_pool_that_was_asked_for_is_not_measured(tiny_checkpoint: Checkpoint) 
 def test_no_room_at_all_is_said_with_what_to_lower(tiny_checkpoint: Checkpoint) -> None:
     with pytest.raises(OutOfMemoryError, match="lower prefill_tokens or batch_size"):
         ModelRunner(tiny_checkpoint, SETTINGS, accelerator=Watching(free=10**6, peak=10**7))
+
+
+def test_keys_and_values_in_8_bits_get_a_byte_an_element(tiny_checkpoint: Checkpoint) -> None:
+    elements = tiny_checkpoint.config.num_kv_elements_per_token
+    accelerator = Watching(free=400 * elements, peak=24 * elements)
+    settings = replace(SETTINGS, kv_dtype="fp8")
+    runner = ModelRunner(tiny_checkpoint, settings, accelerator=accelerator)
+    assert runner.num_slots == 360
+    runner.close()
