@@ -86,6 +86,7 @@ def run(
     input: Any,
     *,
     output: str | os.PathLike[str] | None = None,
+    format: str | None = None,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     schema: Any = None,
     fields: str | None = None,
@@ -118,8 +119,9 @@ def run(
     """Runs every row of ``input`` through a model: the Python form of ``batchradix run``.
 
     ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
-    (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
-    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    (pyarrow, Polars, a Hugging Face dataset, a list of dicts). An OpenAI batch file, or a list of
+    its requests, is answered as its API does with ``format="openai"``. ``schema`` is a JSON Schema
+    as path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),
@@ -142,7 +144,7 @@ def run(
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
     if keep is None:
-        keep = () if isinstance(input, (str, os.PathLike)) else "all"
+        keep = () if format is not None or isinstance(input, (str, os.PathLike)) else "all"
     elif isinstance(keep, str) and keep != "all":
         keep = (keep,)
     config = RunConfig(
@@ -157,9 +159,10 @@ def run(
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
-            tool_format=tool_format,
+            tool_format=tool_format if tools is not None else None,
         ),
         schema_column=schema_column,
+        tool_format=tool_format,
         retries=retries,
         id_column=id_column,
         limit=limit,
@@ -168,6 +171,7 @@ def run(
         engine=engine or EngineOptions(),
         output=OutputOptions(
             path=None if output is None else Path(_path_text(output, "output")),
+            format=format,
             keep="all" if keep == "all" else tuple(keep),
             unnest=unnest,
             keep_truncated=keep_truncated,
@@ -215,9 +219,10 @@ def plan(
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
-            tool_format=tool_format,
+            tool_format=tool_format if tools is not None else None,
         ),
         schema_column=schema_column,
+        tool_format=tool_format,
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),

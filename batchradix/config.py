@@ -320,10 +320,13 @@ class OutputOptions:
     ``failed_rows``: a file that takes the input rows that failed. ``abort_after_failures``:
     error rows after which the run is given up. ``keep_truncated``: truncated rows keep the
     value they were closed to, and a column ``cut`` says from where on it is not the model's.
-    ``trace``: each step of the engine is written to the output's work folder.
+    ``trace``: each step of the engine is written to the output's work folder. ``format`` is
+    ``openai`` for the output and error files of OpenAI's Batch API, None to go by the name's
+    ending.
     """
 
     path: Path | None = None
+    format: str | None = None
     keep: tuple[str, ...] | Literal["all"] = ()
     unnest: bool = False
     keep_truncated: bool = False
@@ -336,6 +339,9 @@ class OutputOptions:
     trace: bool = False
 
     def __post_init__(self) -> None:
+        _require(self.format in (None, "openai"), f"`format` must be openai, not {self.format!r}")
+        if self.format is not None:
+            self._check_openai()
         for status in self.retry:
             _require(
                 status in ("error", "truncated"),
@@ -358,6 +364,24 @@ class OutputOptions:
             f"`allow_failures` must be a share between 0% and 100%, not {self.allow_failures}",
         )
 
+    def _check_openai(self) -> None:
+        _require(
+            self.path is not None and self.path.suffix.lower() == ".jsonl",
+            "`format` openai is JSON lines; give an output that ends in .jsonl",
+        )
+        for name in ("keep", "unnest", "keep_truncated"):
+            _require(
+                not getattr(self, name),
+                f"`format` openai has no place for what `{name}` adds; leave out one of them",
+            )
+
+    @property
+    def errors_path(self) -> Path | None:
+        """Where ``format`` openai puts the requests that failed: beside the output."""
+        if self.path is None or self.format is None:
+            return None
+        return self.path.with_name(f"{self.path.stem}.errors{self.path.suffix}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
@@ -366,14 +390,16 @@ class RunConfig:
     ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it, or
     the functions that answers call, a `schema.tools.ToolSet`.
     ``schema_column``: the input column of schemas that hold for their row instead; without it
-    a column ``response_format`` does. ``retries``: how often a row whose finished answer is
-    invalid runs again.
+    a column ``response_format`` does. ``tool_format``: how the tools of an OpenAI batch file's
+    requests are called, where their model's chat template does not say it. ``retries``: how often
+    a row whose finished answer is invalid runs again.
     """
 
     input: Any
     model: str = DEFAULT_MODEL
     schema: Any = None
     schema_column: str | None = None
+    tool_format: str | None = None
     retries: int = 0
     id_column: str | None = None
     limit: int | None = None
@@ -401,6 +427,10 @@ class RunConfig:
             and not isinstance(self.retries, bool)
             and 0 <= self.retries <= 100,
             f"`retries` must be an integer from 0 to 100, not {self.retries!r}",
+        )
+        _require(
+            self.output.format is None or not self.sampling.probabilities,
+            "`format` openai has no place for `probabilities`; leave out one of them",
         )
         _require(
             self.limit is None or self.limit >= 0, f"`limit` must be 0 or more, not {self.limit}"

@@ -95,6 +95,8 @@ class RowErrorCode(StrEnum):
     NULL_FIELD = "null_field"  # the template names a field that is null here
     TEMPLATE_FAILED = "template_failed"  # the chat template raised for this row
     UNSUPPORTED_CONTENT = "unsupported_content"  # images, audio, ... in messages
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"  # of a request: logprobs, logit_bias, ...
+    UNSUPPORTED_ENDPOINT = "unsupported_endpoint"  # of a request: another url or method
     PROMPT_EMPTY = "prompt_empty"  # the prompt has no token
     PROMPT_TOO_LONG = "prompt_too_long"  # prompt leaves no room in the context
     KV_POOL_TOO_SMALL = "kv_pool_too_small"  # this row alone exceeds the KV pool

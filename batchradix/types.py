@@ -367,6 +367,7 @@ class Row:
     ``index`` is the row's number in the whole input (from 0), ``line`` the physical line of
     a text file (from 1). ``values`` holds only the columns asked for that the row has: a key
     that is absent is missing, a None is null. ``error`` is set when the row cannot be read.
+    ``number``: that of the input row, where one of them may be several rows.
     """
 
     index: int
@@ -374,6 +375,13 @@ class Row:
     id: Any = None
     values: dict[str, Any] = field(default_factory=dict)
     error: RowError | None = None
+    number: int | None = None
+
+    @property
+    def place(self) -> str:
+        """How messages name the row: its number from 0, and its line where it has one."""
+        number = self.index if self.number is None else self.number
+        return f"row {number}" + (f" (line {self.line})" if self.line is not None else "")
 
 
 RowBatches = Iterator[list[Row]]

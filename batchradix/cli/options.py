@@ -242,6 +242,8 @@ def answers(
 ) -> Any:
     """What answers may look like, read and checked; None for any text."""
     parallel = False if no_parallel_tool_calls else None
+    if tools is None:
+        tool_format = None  # that of an OpenAI batch file's requests
     given = (fields, regex, grammar, choices, tools, tool_choice, parallel, tool_format)
     if all(option is None for option in given):
         return schema  # read with the rest of the job

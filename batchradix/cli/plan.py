@@ -58,6 +58,7 @@ def plan(
             tool_format,
         ),
         schema_column=schema_column,
+        tool_format=tool_format,
         id_column=id_column,
         limit=limit,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),

@@ -54,6 +54,7 @@ def preview(
             no_parallel_tool_calls,
             tool_format,
         ),
+        tool_format=tool_format,
         id_column=id_column,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),
     )

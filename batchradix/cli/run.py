@@ -39,6 +39,13 @@ def run(
             "current folder.",
         ),
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="openai: answer an OpenAI batch file as its API does, failures beside OUTPUT.",
+        ),
+    ] = None,
     model: shared.Model = None,
     schema: shared.Schema = None,
     fields: shared.Fields = None,
@@ -241,9 +248,10 @@ def run(
 ) -> None:
     """Run every row of INPUT through the model and write one table of answers.
 
-    Rows with a `prompt` column are raw prompts, with a `messages` column chats; else give
-    --template, or --instruction with --column. Columns named as the sampling options
-    (max_tokens, temperature, seed, stop, ...) override them for their row. Exit codes: 0 all
+    Rows with a `prompt` column are raw prompts, with a `messages` column chats, requests of an
+    OpenAI batch file what they say; else give --template, or --instruction with --column.
+    Columns named as the sampling options (max_tokens, temperature, seed, stop, ...) override
+    them for their row. Exit codes: 0 all
     ok, 1 finished with failed rows, 2 refused before the model loads, 3 failed, 4 the output
     is held by another run, 130, 143 or 129 stopped by a signal.
     """
@@ -265,6 +273,7 @@ def run(
             tool_format,
         ),
         schema_column=schema_column,
+        tool_format=tool_format,
         retries=retries,
         id_column=id_column,
         limit=limit,
@@ -312,6 +321,7 @@ def run(
         ),
         output=OutputOptions(
             path=_dated(output, date) or _default_output(fill_dates(input, date)),
+            format=format,
             keep="all" if keep == "all" else tuple(c for c in (keep or "").split(",") if c),
             unnest=unnest,
             keep_truncated=keep_truncated,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from batchradix.errors import InputError
-from batchradix.types import Row
+from batchradix.types import I64, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,10 @@ class JobSource(ABC):
     """
 
     typed: bool
+    is_requests = False
+    """Whether the input is an OpenAI batch file."""
+    requested_model: str | None = None
+    """The model that requests name, known once `scan` has been called."""
 
     def __init__(self, name: str, *, id_column: str | None, limit: int | None) -> None:
         self.name = name
@@ -102,6 +106,19 @@ class JobSource(ABC):
         changed since it was opened; a bad row is a `Row` with ``error`` set.
         """
 
+    @property
+    def starts(self) -> I64 | None:
+        """int64[num_rows + 1]: where the rows of each input row begin among those of `batches`,
+        where some are several (requests for ``n`` answers); None where each is one."""
+        return None
+
+    def input_batches(
+        self, columns: Collection[str] | None, batch_rows: int = DEFAULT_BATCH_ROWS
+    ) -> Iterator[list[Row]]:
+        """The rows as they stand in the input, one each, with the columns that they have there;
+        else as `batches`, of which these are the very rows unless `is_requests`."""
+        return self.batches(columns, batch_rows)
+
     @abstractmethod
     def _keep_field(self, column: str) -> pa.Field:
         """The Arrow field under which a column is passed through; `InputError` if it cannot."""
@@ -141,6 +158,11 @@ class JobSource(ABC):
     def own_batches(self, batch_rows: int = DEFAULT_BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """All columns under their own names, ids too; else as `keep_batches`."""
         return self._keep_batches(list(self._known_columns()), self.own_schema(), batch_rows)
+
+    def kind_batches(self) -> Iterator[pa.RecordBatch]:
+        """One column ``request``, a row each input row: what kind of response it wants. Of OpenAI
+        batch files alone."""
+        raise NotImplementedError
 
     def hold(self, resource: Closable) -> None:
         """Has `close` close something else as well, such as a temporary copy of the input."""

@@ -6,14 +6,17 @@ import glob
 import os
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchradix.errors import InputError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.files import GZIP_MAGIC, ZSTD_MAGIC, InputFile, Spool, readable
+
+if TYPE_CHECKING:
+    from batchradix.jobs.records import Record
 
 _FORMAT_OF_SUFFIX = {
     ".parquet": "parquet",
@@ -29,7 +32,6 @@ _FORMAT_OF_SUFFIX = {
 _COMPRESSED = (".gz", ".zst", ".zstd")
 _DESCRIPTION = {"parquet": "Parquet", "jsonl": "JSON lines", "csv": "CSV", "arrow": "Arrow IPC"}
 _FORMATS = "Parquet (.parquet), JSON lines (.jsonl, .ndjson, also .gz and .zst), CSV (.csv), Arrow"
-_OPENAI_FIELDS = {"custom_id", "method", "url", "body"}
 _MAY_BE_TEXT = ("jsonl", "array", "empty", "")
 _NUM_RECORDS_LOOKED_AT = 16
 
@@ -51,10 +53,12 @@ def open_job(
     if limit is not None and limit < 0:
         raise InputError(f"limit must be 0 or more, not {limit}")
     if not isinstance(input, (str, os.PathLike)):
-        from batchradix.jobs.memory import open_memory
+        from batchradix.jobs.memory import open_memory, open_requests
+        from batchradix.jobs.openai_batch import is_request
 
-        if isinstance(input, (list, tuple)):
-            _refuse_openai_requests("the list", input[:_NUM_RECORDS_LOOKED_AT])
+        is_list = isinstance(input, (list, tuple))
+        if is_list and any(map(is_request, input[:_NUM_RECORDS_LOOKED_AT])):
+            return open_requests(input, id_column=id_column, limit=limit)
         return open_memory(input, id_column=id_column, limit=limit)
     text = os.fspath(input)
     if isinstance(text, bytes):
@@ -162,11 +166,26 @@ def _open_format(
         from batchradix.jobs.csv import CsvSource
 
         return CsvSource(name, files, **settings)
-    from batchradix.jobs.jsonl import JsonlSource
+    return _open_json_lines(name, files, settings)
 
-    for file in files:
-        _refuse_what_is_no_job(file)
-    return JsonlSource(name, files, **settings)
+
+def _open_json_lines(name: str, files: list[InputFile], settings: dict[str, Any]) -> JobSource:
+    from batchradix.jobs.jsonl import JsonlSource, read_jsonl
+
+    are_requests = {_holds_requests(file): file.name for file in files}
+    if len(are_requests) > 1:
+        raise InputError(
+            f"{name} mixes OpenAI batch files ({are_requests[True]}) and files of rows "
+            f"({are_requests[False]}); give files of one kind"
+        )
+    if False in are_requests:
+        return JsonlSource(name, files, **settings)
+    from batchradix.jobs.openai_batch import OpenAIBatchSource
+
+    def records() -> Iterator[tuple[str, Record]]:
+        return ((file.name, record) for file in files for record in read_jsonl(file))
+
+    return OpenAIBatchSource(name, records, **settings)
 
 
 def _format_of(file: InputFile) -> str:
@@ -226,9 +245,11 @@ def _sniff(file: InputFile) -> str:
     return {b"{": "jsonl", b"[": "array"}.get(text[:1], "")
 
 
-def _refuse_what_is_no_job(file: InputFile) -> None:
-    """Refuses JSON that is not one object a line, and formats of requests we do not run yet."""
+def _holds_requests(file: InputFile) -> bool:
+    """Whether these are lines of the OpenAI Batch API; refuses JSON that is not one object a
+    line."""
     from batchradix.jobs.jsonl import read_jsonl
+    from batchradix.jobs.openai_batch import is_request
 
     head = file.head(decompress=True).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.split(b"\n", 1)[0].strip() in (b"[", b"{"):
@@ -237,15 +258,4 @@ def _refuse_what_is_no_job(file: InputFile) -> None:
             f"line (`jq -c '.[]'` turns an array into them)"
         )
     records = islice(read_jsonl(file), _NUM_RECORDS_LOOKED_AT)
-    _refuse_openai_requests(file.name, (record.fields for record in records))
-
-
-def _refuse_openai_requests(name: str, records: Iterable[Any]) -> None:
-    """The one place that knows request lines of the OpenAI Batch API."""
-    for fields in records:
-        if isinstance(fields, dict) and fields.keys() >= _OPENAI_FIELDS:
-            raise InputError(
-                f"{name} is an OpenAI batch file (its records have custom_id, method, url and "
-                f"body); batch files cannot be run yet, so give rows with a prompt or messages "
-                f"column"
-            )
+    return any(is_request(record.fields) for record in records)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from batchradix.errors import InputError, RowError, RowErrorCode
 from batchradix.jobs.arrow import TableInMemorySource
 from batchradix.jobs.base import JobSource
+from batchradix.jobs.openai_batch import OpenAIBatchSource
 from batchradix.jobs.records import Record, RecordSource, empty_batch
 from batchradix.jobs.tables import TableSource
 
@@ -50,6 +51,19 @@ def open_memory(data: Any, *, id_column: str | None, limit: int | None) -> JobSo
         f"a {kind} is no input; "
         f"give a path, a table, a frame, a data set or a list of dicts{advice}"
     )
+
+
+def open_requests(
+    items: Sequence[Any], *, id_column: str | None, limit: int | None
+) -> OpenAIBatchSource:
+    """A source over a list of requests as they stand in an OpenAI batch file."""
+
+    def records() -> Iterator[tuple[str, Record]]:
+        for number, item in enumerate(items, 1):
+            fields = _fields(number - 1, item)
+            yield "the list", Record(number, fields, _ASSUMED_RECORD_BYTES)
+
+    return OpenAIBatchSource("the list", records, id_column=id_column, limit=limit)
 
 
 def _as_table(data: Any) -> pa.Table | None:

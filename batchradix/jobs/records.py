@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -87,8 +87,7 @@ class RecordSource(JobSource):
             if isinstance(record.fields, RowError):
                 continue
             num_readable += 1
-            for column, value in record.fields.items():
-                kinds[column] = kinds.get(column, 0) | _kind(value)
+            kinds_of_columns(record.fields, kinds)
             if (id_value := record.fields.get(id_column)) is not None:
                 ids.add(_id_text(id_value))
         self._kinds = kinds
@@ -147,7 +146,7 @@ class RecordSource(JobSource):
     ) -> Iterator[pa.RecordBatch]:
         assert self._kinds is not None
         convert = [_keep_type(self._kinds[c])[1] for c in columns]
-        for rows in self.batches(columns, batch_rows):
+        for rows in self.input_batches(columns, batch_rows):
             # A row with an unusable id has values all the same, and they are passed through.
             arrays = [
                 pa.array(
@@ -164,6 +163,12 @@ class RecordSource(JobSource):
 def empty_batch(num_rows: int) -> pa.RecordBatch:
     """A record batch of so many rows and no column."""
     return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=["none"]).select([])
+
+
+def kinds_of_columns(fields: Mapping[str, Any], kinds: dict[str, int]) -> None:
+    """Adds to ``kinds`` what the columns of a record hold, as bits."""
+    for column, value in fields.items():
+        kinds[column] = kinds.get(column, 0) | _kind(value)
 
 
 def _kind(value: Any) -> int:

@@ -76,9 +76,7 @@ def read_row_settings(row: Row, defaults: SamplingOptions) -> SamplingOptions | 
 
 
 def _bad_setting(row: Row, column: str, problem: str) -> RowError:
-    line = "" if row.line is None else f" (line {row.line})"
-    message = f"row {row.index}{line}, column {column}: {problem}"
-    return RowError(RowErrorCode.BAD_SETTING, message)
+    return RowError(RowErrorCode.BAD_SETTING, f"{row.place}, column {column}: {problem}")
 
 
 def _setting(column: str, value: Any) -> Any:

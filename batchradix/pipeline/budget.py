@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import DEFAULT_MAX_TOKENS
 from batchradix.errors import OptionError, RowError, RowErrorCode, SchemaError
-from batchradix.pipeline.row_formats import row_place
 from batchradix.types import GrammarSpec, Row
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Budgets:
         try:
             least = self.least(grammar)
         except SchemaError as error:
-            return RowError(RowErrorCode.BAD_SETTING, f"{row_place(row)}: {error}")
+            return RowError(RowErrorCode.BAD_SETTING, f"{row.place}: {error}")
         room = self._checkpoint.config.context_length - num_prompt_tokens
         budget = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         if grammar is None or min(budget, room) >= least:
@@ -61,12 +60,11 @@ class Budgets:
         if budget < least:
             return RowError(
                 RowErrorCode.BAD_SETTING,
-                f"{row_place(row)}: max_tokens is {budget:,}, and {self._needs(grammar)}; "
-                f"give it more",
+                f"{row.place}: max_tokens is {budget:,}, and {self._needs(grammar)}; give it more",
             )
         return RowError(
             RowErrorCode.PROMPT_TOO_LONG,
-            f"{row_place(row)}: the prompt has {num_prompt_tokens:,} tokens and leaves {room:,} of "
+            f"{row.place}: the prompt has {num_prompt_tokens:,} tokens and leaves {room:,} of "
             f"the context, and {self._needs(grammar)}; shorten it or use a model with a longer "
             f"context",
         )

@@ -114,6 +114,7 @@ def _check_table(parts: Parts, output: Path) -> None:
             probabilities=parts.config.sampling.probabilities,
             metadata={},
         ),
+        options.format,
     )
     changed, changes = other_job(output, fingerprint(parts), names_in_words(parts))
     if changed and not options.restart and not may_take_over(changed, options):
@@ -135,7 +136,7 @@ def _report(
     checked = Checked(
         lines=[],
         error_rows={str(code): found for code, found in by_code},
-        num_rows=len(rows),
+        num_rows=parts.source.num_rows or 0,
         prompt_tokens=summary.prompt_tokens,
         opening_tokens=summary.opening_tokens,
         distinct_tokens=summary.distinct_tokens,

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from batchradix.config import OutputOptions
 from batchradix.errors import OptionError, RowErrorCode, SinkError
 from batchradix.jobs.base import JobSource
 from batchradix.sink.durable import publish
@@ -20,8 +21,11 @@ from batchradix.sink.formats import open_writer
 FORMATS = (".jsonl", ".parquet", ".arrow")
 
 
-def check_failed_rows(path: Path, output: Path | None, source: JobSource) -> None:
-    """Raises `OptionError` when the file cannot be written, or is the input or the output."""
+def check_failed_rows(output: OutputOptions, source: JobSource) -> None:
+    """Raises `OptionError` when the file ``output.failed_rows`` cannot be written, or is the input
+    or the output."""
+    path = output.failed_rows
+    assert path is not None
     if path.suffix.lower() not in FORMATS:
         raise OptionError(f"the file of failed rows {path} must end in {', '.join(FORMATS)}")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
@@ -30,8 +34,8 @@ def check_failed_rows(path: Path, output: Path | None, source: JobSource) -> Non
             f"not writable"
         )
     real = os.path.realpath(path)
-    others = [*source.paths, *([] if output is None else [output])]
-    if any(os.path.realpath(other) == real for other in others):
+    others = [*source.paths, output.path, output.errors_path]
+    if any(other is not None and os.path.realpath(other) == real for other in others):
         raise OptionError(f"the file of failed rows {path} is the input or the output of the job")
 
 
@@ -62,7 +66,7 @@ def write_failed_rows(path: Path, source: JobSource, failed: NDArray[np.bool_]) 
 def _write_json_lines(path: Path, source: JobSource, failed: NDArray[np.bool_]) -> int:
     count = 0
     with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for rows in source.batches(None):
+        for rows in source.input_batches(None):
             for row in rows:
                 if failed[row.index] and not _is_unreadable(row):
                     values = {name: _plain(value) for name, value in row.values.items()}
@@ -73,7 +77,7 @@ def _write_json_lines(path: Path, source: JobSource, failed: NDArray[np.bool_]) 
 
 def _write_table(path: Path, extension: str, source: JobSource, failed: NDArray[np.bool_]) -> int:
     readable = np.ones(len(failed), dtype=bool)
-    for rows in source.batches(()):
+    for rows in source.input_batches(()):
         for row in rows:
             readable[row.index] = not _is_unreadable(row)
     wanted = failed & readable

@@ -21,7 +21,7 @@ from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.content_keys import ContentKeys, error_tail
 from batchradix.pipeline.row_errors import RowErrors, RowErrorWriter
-from batchradix.pipeline.row_formats import AnswerFormats, row_place
+from batchradix.pipeline.row_formats import AnswerFormats
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.build import PromptBuilder
 from batchradix.schema.answer_format import AnswerFormat
@@ -138,7 +138,7 @@ def _refusal(
     if options.stop and answers is not None and not answers.takes_stop:
         return RowError(
             RowErrorCode.BAD_SETTING,
-            f"{row_place(row)}, column stop: a stop string could cut an answer that does not match "
+            f"{row.place}, column stop: a stop string could cut an answer that does not match "
             f"the grammar yet; let the grammar end the answer",
         )
     if num_tokens + 1 <= context_length:
@@ -147,7 +147,7 @@ def _refusal(
         return budgets.check_row(row, answers.grammar, options.max_tokens, num_tokens)
     return RowError(
         RowErrorCode.PROMPT_TOO_LONG,
-        f"{row_place(row)}: the prompt has {num_tokens:,} tokens and the model takes "
+        f"{row.place}: the prompt has {num_tokens:,} tokens and the model takes "
         f"{context_length:,} with the answer; shorten it or use a model with a longer context",
     )
 

@@ -6,6 +6,7 @@ rows, `run` drives any `types.Engine` over them and writes the table.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -154,7 +155,7 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     check_disk(config)
     check_budget(parts)
     if config.output.failed_rows is not None:
-        check_failed_rows(config.output.failed_rows, config.output.path, parts.source)
+        check_failed_rows(config.output, parts.source)
     check_scores(parts, make_engine.check_scores)
     return make_engine
 
@@ -189,6 +190,7 @@ def run(
         former = None
         if folder is not None:
             folder.names = names_in_words(parts)
+            folder.errors = _resolved(config.output.errors_path)
             former = find_former(folder, identity, config.output)
             if former is None:
                 check_fingerprint(
@@ -251,7 +253,7 @@ def run(
                 )
                 progress.warn(summary.warnings[-1])
         table.count(summary)
-        summary.rows_left = len(planned.rows) - summary.rows
+        summary.rows_left = table.num_rows - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
         return Outcome(summary=summary, table=result)
 
@@ -355,6 +357,10 @@ def _answer(
             table.commit()
         finally:
             engine.close()
+
+
+def _resolved(path: Path | None) -> Path | None:
+    return None if path is None else Path(os.path.realpath(path))
 
 
 def killed_sentence(who: str, num_oom_kills: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +21,9 @@ from batchradix.report.machine import has_bf16
 from batchradix.report.progress import Progress
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn, load_format
 from batchradix.schema.listing import MAX_BYTES, MAX_TEXTS
+from batchradix.schema.request_formats import RequestFormats
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
+from batchradix.schema.tool_styles import STYLES
 from batchradix.schema.tools import ToolSet
 
 
@@ -66,7 +68,8 @@ def open_parts(
             schema = tools.format_for(checkpoint.name, checkpoint.chat_template)
             _check_choices(config, schema)
         source.scan()
-        row_formats = _row_formats(config, source)
+        _check_requests(config, source)
+        row_formats = _row_formats(config, source, checkpoint)
         prompts = PromptBuilder(
             checkpoint,
             config.prompt,
@@ -74,6 +77,7 @@ def open_parts(
             schema_text=None if schema is None else schema.text,
             schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
             tools=None if tools is None else tools.json,
+            are_requests=source.is_requests,
         )
         if config.output.keep:
             source.keep_schema(config.output.keep)
@@ -84,6 +88,7 @@ def open_parts(
             f"prompts show the run's schema to every row, also to those with another one in the "
             f"column {row_formats.column}; {{{{ {row_formats.column} }}}} shows a row its own"
         )
+    warnings += _other_model(config, source)
     if source.num_duplicate_ids:
         warnings.append(f"{source.num_duplicate_ids:,} rows have an id that an earlier row has")
     for text in warnings:
@@ -123,12 +128,53 @@ def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
         )
 
 
-def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
+def _check_requests(config: RunConfig, source: JobSource) -> None:
+    """Refuses options that an OpenAI batch file leaves no room for, and those that are only for
+    one."""
+    prompt = config.prompt
+    if not source.is_requests:
+        if config.output.format is not None:
+            raise OptionError(
+                f"`format` openai answers requests, and {source.name} is no OpenAI batch file; "
+                f"leave it out"
+            )
+        if config.tool_format is not None and not isinstance(config.schema, ToolSet):
+            raise OptionError("`tool_format` needs `tools`; give some functions to call")
+        return
+    given = {
+        "template": prompt.template,
+        "instruction": prompt.instruction,
+        "tools": config.schema if isinstance(config.schema, ToolSet) else None,
+        "schema_column": config.schema_column,
+    }
+    name = next((name for name, value in given.items() if value is not None), None)
+    if name is not None:
+        raise OptionError(
+            f"`{name}` is for tables of rows, and {source.name} is an OpenAI batch file, whose "
+            f"requests say this themselves; leave it out"
+        )
+    if config.tool_format is not None and config.tool_format not in STYLES:
+        known = ", ".join(STYLES)
+        raise OptionError(f"`tool_format` must be one of {known}, not {config.tool_format!r}")
+
+
+def _other_model(config: RunConfig, source: JobSource) -> Iterator[str]:
+    """A warning where requests name another model than the one that answers them."""
+    asked, name = source.requested_model, config.model
+    if asked is not None and asked not in (name, name.split("@")[0], os.path.basename(name)):
+        yield (
+            f"the requests of {source.name} name the model {asked!r}, and {name} answers them; "
+            f"the results say so"
+        )
+
+
+def _row_formats(config: RunConfig, source: JobSource, checkpoint: Checkpoint) -> RowFormats | None:
     """What reads the schemas that rows bring along, None where no column holds any."""
     columns = source.columns or ()
     column = config.schema_column
-    if column is None and RESPONSE_FORMAT in columns:
-        column = RESPONSE_FORMAT
+    if column is None:
+        brought = (RESPONSE_FORMAT, "tools") if source.is_requests else (RESPONSE_FORMAT,)
+        column = next((name for name in brought if name in columns), None)
     if column is None:
         return None
     if config.sampling.probabilities or config.sampling.choose == "joint":
@@ -141,6 +187,12 @@ def _row_formats(config: RunConfig, source: JobSource) -> RowFormats | None:
             f"{source.name} has no column {column!r} to read schemas from; its columns are: "
             f"{', '.join(columns)}"
         )
+    if source.is_requests:
+        return RequestFormats(
+            model=checkpoint.name,
+            chat_template=checkpoint.chat_template,
+            style=config.tool_format,
+        )
     return RowFormats(column, drops_nulls=source.typed)
 
 
@@ -149,7 +201,14 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
     if config.output.path is None:
         return
     output = os.path.realpath(config.output.path)
-    if any(os.path.realpath(path) == output for path in source.paths):
+    inputs = {os.path.realpath(path) for path in source.paths}
+    errors = config.output.errors_path
+    if errors is not None and os.path.realpath(errors) in inputs:
+        raise OptionError(
+            f"{errors}, where the requests that failed go, is one of the files that {source.name} "
+            f"reads; give an output elsewhere"
+        )
+    if output in inputs:
         raise OptionError(
             f"the output {config.output.path} is one of the files that {source.name} reads; "
             f"give an output elsewhere"
@@ -197,6 +256,8 @@ def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
     checkpoint = parts.checkpoint
     facts = {**identity, "model": checkpoint.name, "model_hash": identity["model"]}
     facts["revision"] = checkpoint.revision
+    if isinstance(parts.row_formats, RequestFormats):
+        facts["tool_style"] = parts.row_formats.style.name
     facts["input"] = parts.source.name
     if checkpoint.is_demonstration:
         facts["note"] = "answers of a small demonstration model"

@@ -15,11 +15,6 @@ Opening = Callable[[GrammarSpec], Sequence[int]]
 """The token ids with which every answer under a grammar begins; raises `SchemaError`."""
 
 
-def row_place(row: Row) -> str:
-    """How messages name a row: its number from 0, and its line where it has one."""
-    return f"row {row.index}" + (f" (line {row.line})" if row.line is not None else "")
-
-
 class AnswerFormats:
     """The formats of a job's rows. Number 0 is the run's own; None stands for any text.
 
@@ -47,17 +42,17 @@ class AnswerFormats:
     @property
     def columns(self) -> frozenset[str]:
         """The input columns that `number` reads."""
-        return frozenset() if self._rows is None else frozenset({self._rows.column})
+        return frozenset() if self._rows is None else self._rows.columns
 
     def number(self, row: Row) -> int | RowError:
         """The number of the row's format, or `bad_setting` where it cannot be used."""
-        cell = None if self._rows is None else row.values.get(self._rows.column)
+        cell = None if self._rows is None else self._rows.cell(row.values)
         if self._rows is None or cell is None:
             return 0
         try:
             return self._numbered(self._rows.read(cell))
         except SchemaError as error:
-            place = f"{row_place(row)}, column {self._rows.column}"
+            place = f"{row.place}, column {self._rows.name_of(cell)}"
             return RowError(RowErrorCode.BAD_SETTING, f"{place}: {error}")
 
     def identity(self, number: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from batchradix.sink.finalise import finalise
 from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
 from batchradix.sink.formats import check_format
 from batchradix.sink.memory import MemorySink
+from batchradix.sink.openai_batch import REQUEST
 from batchradix.sink.shards import (
     Committed,
     ShardWriter,
@@ -47,19 +48,35 @@ def finished_schema(
     metadata: Mapping[str, str],
 ) -> pa.Schema:
     """The schema of the finished file, the answer's field as ``values`` marks it (JSON text or
-    not). Raises `OptionError` and `InputError` for columns that cannot stand together."""
+    not); answers to requests in OpenAI's format have the kinds of their requests beside them.
+    Raises `OptionError` and `InputError` for columns that cannot stand together."""
     columns = result_schema(
         id_type=source.id_type,
         value_type=None if values is None else values.arrow_type,
         choices=_choices(values, probabilities),
-        keep=source.keep_schema(options.keep) if options.keep else None,
+        keep=_keep_schema(source, options),
         unnest=options.unnest,
         keep_truncated=options.keep_truncated,
+        has_samples=source.starts is not None,
         metadata=metadata,
     )
     if values is None or "value" not in columns.names:
         return columns
     return columns.set(columns.get_field_index("value"), values.arrow_field("value"))
+
+
+def _keep_schema(source: JobSource, options: OutputOptions) -> pa.Schema | None:
+    """The columns that come from the input, None where there are none."""
+    if options.format is not None:
+        return pa.schema([REQUEST])
+    return source.keep_schema(options.keep) if options.keep else None
+
+
+def _keep_batches(source: JobSource, options: OutputOptions) -> Iterator[pa.RecordBatch] | None:
+    """The batches of `_keep_schema`."""
+    if options.format is not None:
+        return source.kind_batches()
+    return source.keep_batches(options.keep) if options.keep else None
 
 
 def _choices(values: ValueColumn | None, probabilities: bool) -> tuple[str, ...] | None:
@@ -97,12 +114,15 @@ class Table:
         self._folder = folder
         self._fingerprint = fingerprint
         self._counts = Summary()
-        self.failed = np.zeros(len(rows), dtype=bool)
-        """bool[n]: rows that have a result which is not ok."""
+        self._starts = source.starts
+        self._groups = None if self._starts is None else _Groups(self._starts)
+        self._failed = np.zeros(len(rows), dtype=bool)
         self.warnings: tuple[str, ...] = ()
         value_type = None if schema is None else schema.arrow_type
         choices = _choices(schema, probabilities)
-        keep = source.keep_schema(options.keep) if options.keep else None
+        keep = _keep_schema(source, options)
+        if folder is not None and options.format is not None:
+            metadata = {**metadata, "batchradix.created": str(folder.begun_s)}
         self._schema = finished_schema(
             source,
             schema,
@@ -117,7 +137,7 @@ class Table:
         if folder is None:
             self._sink = MemorySink(inner, encode)
         else:
-            check_format(folder.output, self._schema)
+            check_format(folder.output, self._schema, options.format)
             done = self._resume(folder, cached_tokens)
             self._sink = ShardWriter(folder, inner, encode)
         self.is_waiting = ~done
@@ -134,10 +154,14 @@ class Table:
             digest.update(rows.content_keys[part].tobytes())
             ids = rows.ids.slice(part.start, part.stop - part.start).combine_chunks()
             digest.update(pa.record_batch([ids], names=["id"]).serialize())
-        digest.update(json.dumps([self._options.unnest, self._options.keep_truncated]).encode())
+        options = self._options
+        shape = [options.unnest, options.keep_truncated]
+        digest.update(json.dumps([*shape, options.format] if options.format else shape).encode())
+        if self._starts is not None:
+            digest.update(self._starts.tobytes())
         if keep is not None:
             digest.update(keep.serialize())
-            for batch in self._source.keep_batches(self._options.keep):
+            for batch in _keep_batches(self._source, options) or ():
                 digest.update(batch.serialize())
         return digest.hexdigest()
 
@@ -218,9 +242,27 @@ class Table:
             self._count(row, Status(status), None if error is None else error["code"], tokens)
 
     def _count(self, row: int, status: Status, error_code: str | None, num_tokens: int) -> None:
-        self._counts.count(status, error_code)
         self._counts.completion_tokens += num_tokens
-        self.failed[row] = status is not Status.OK
+        self._failed[row] = status is not Status.OK
+        whole = (status, error_code)
+        if self._groups is not None:
+            found = self._groups.add(row, status, error_code)
+            if found is None:
+                return
+            whole = found
+        self._counts.count(*whole)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the finished table."""
+        return len(self._rows) if self._starts is None else len(self._starts) - 1
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """bool[n]: rows of the finished table that have a result which is not ok."""
+        if self._starts is None:
+            return self._failed
+        return np.logical_or.reduceat(self._failed, self._starts[:-1])
 
     @property
     def num_done(self) -> int:
@@ -248,6 +290,9 @@ class Table:
         for name in ("rows", "ok", "truncated", "errors", "completion_tokens", "error_codes"):
             setattr(summary, name, getattr(self._counts, name))
         summary.resumed_rows = self._num_resumed
+        if self._starts is not None:
+            done = np.logical_and.reduceat(~self.is_waiting, self._starts[:-1])
+            summary.resumed_rows = int(done.sum())
 
     def finish(self) -> pa.Table | None:
         """The finished table: written to its file (None), or returned.
@@ -262,6 +307,7 @@ class Table:
                 num_rows=num_rows,
                 keep_batches=self._kept(),
                 unnest=options.unnest,
+                starts=self._starts,
             )
         assert self._folder is not None
         assert options.path is not None
@@ -277,9 +323,36 @@ class Table:
                 keep_batches=self._kept(),
                 unnest=options.unnest,
                 ids=self._rows.ids,
+                format_=options.format,
+                starts=self._starts,
                 scratch=self._scratch,
             )
         return None
 
     def _kept(self) -> Any:
-        return self._source.keep_batches(self._options.keep) if self._options.keep else None
+        return _keep_batches(self._source, self._options)
+
+
+class _Groups:
+    """Counts input rows of several results each: when the last of them is there, by the worst."""
+
+    _ranks = (Status.OK, Status.TRUNCATED, Status.ERROR)
+
+    def __init__(self, starts: I64) -> None:
+        self._starts = starts
+        self._left = np.diff(starts).astype(np.int32)
+        self._worst = np.zeros(len(self._left), dtype=np.uint8)
+        self._codes: dict[int, str | None] = {}  # of those that are not complete yet
+
+    def add(
+        self, row: int, status: Status, error_code: str | None
+    ) -> tuple[Status, str | None] | None:
+        """Takes the result ``row``; what became of its input row, once all are there."""
+        group = int(np.searchsorted(self._starts, row, side="right")) - 1
+        self._left[group] -= 1
+        self._worst[group] = max(self._worst[group], self._ranks.index(status))
+        if error_code is not None:
+            self._codes.setdefault(group, error_code)
+        if self._left[group]:
+            return None
+        return self._ranks[self._worst[group]], self._codes.pop(group, None)

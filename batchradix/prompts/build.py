@@ -34,7 +34,7 @@ from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import Row, TokenTable
 
-_INPUT_COLUMNS = ("messages", "prompt", "tools")
+_INPUT_COLUMNS = ("messages", "prompt", "tools", "continue_final_message")
 _LISTED_COLUMNS = 30  # names that a message lists at most
 _PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
 
@@ -57,7 +57,8 @@ class PromptBuilder:
     `check_columns` once they are). ``schema_text``: what answers must match as text, such as the
     output schema as compact JSON; ``schema_line`` introduces it below an instruction. ``tools``:
     functions in OpenAI's shape for every chat. A chat template that has a place for them shows
-    them there, and then the instruction does not.
+    them there, and then the instruction does not. ``are_requests``: rows are those of an OpenAI
+    batch file, which say themselves whether a last assistant message is to be continued.
 
     Raises `TemplateError`, `OptionError` or `InputError` for what no row could mend.
     """
@@ -71,8 +72,10 @@ class PromptBuilder:
         schema_text: str | None = None,
         schema_line: str = SCHEMA_LINE,
         tools: list[dict[str, Any]] | None = None,
+        are_requests: bool = False,
     ) -> None:
         self._options = options
+        self._are_requests = are_requests
         self._tokenizer = checkpoint.tokenizer
         self._schema_text = None if schema_text is None else clean_text(schema_text)
         self._schema_line = schema_line
@@ -87,6 +90,7 @@ class PromptBuilder:
         self._chat = self._open_chat(checkpoint)
         self._check_options()
         self._check_chat()
+        self._columns: tuple[str, ...] = ()
         if columns is not None:
             self.check_columns(columns)
 
@@ -107,6 +111,7 @@ class PromptBuilder:
         """
         if not columns:
             return
+        self._columns = tuple(columns)
         self._template = self._parse(columns)
         self.__dict__.pop("_form", None)
         if self._template is None:
@@ -123,6 +128,10 @@ class PromptBuilder:
             return False
         shows_by_line = self._options.instruction is not None and self._tools is None
         return shows_by_line or self._template.has_schema
+
+    @property
+    def _shows_tools(self) -> bool:
+        return self._chat is not None and self._chat.reads("tools")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -243,7 +252,15 @@ class PromptBuilder:
                     "the row has 'tools' of its own, and the run's tools are those that answers "
                     "may call; leave the column or --tools out",
                 )
-            chat = read_conversation(values["messages"], tools, self._chat, self._system)
+            if self._are_requests and not self._chat.reads("tools"):
+                tools = None  # a warning says so
+            chat = read_conversation(
+                values["messages"],
+                tools,
+                self._chat,
+                self._system,
+                may_continue=not self._are_requests or bool(values["continue_final_message"]),
+            )
             return self._chat.spans(replace(chat, tools=self._tools or chat.tools))
         if values.get("prompt") is None:
             code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
@@ -421,6 +438,11 @@ class PromptBuilder:
                     "has no place for them; name them in the prompts, or add {{ schema }} to a "
                     "--template"
                 )
+        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
+            yield (
+                "requests have tools, and the model's chat template has no place for them: answers "
+                "are held to them, but the model is not told what they are"
+            )
         elif template is None and self._schema_text is not None:
             yield (
                 "the prompts come from the input as they are, without the schema: it only limits "

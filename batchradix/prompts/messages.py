@@ -16,12 +16,18 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def read_conversation(
-    messages: Any, tools: Any, template: ChatTemplate, system: str | None
+    messages: Any,
+    tools: Any,
+    template: ChatTemplate,
+    system: str | None,
+    *,
+    may_continue: bool = True,
 ) -> Conversation:
     """A row's messages (a list of dicts, or JSON text of one) for ``template``.
 
     ``system`` goes before the messages of a row that has no system message of its own. A last
-    message of the assistant's is a prefill, to be continued. Raises `RowProblem`.
+    message of the assistant's is a prefill, to be continued, unless ``may_continue`` is False: then
+    the answer is a message after it. Raises `RowProblem`.
     """
     listed = _listed(messages, "messages")
     if not listed:
@@ -29,7 +35,8 @@ def read_conversation(
     chat = [_message(message, i, template) for i, message in enumerate(listed)]
     if system is not None and not any(m["role"] in ("system", "developer") for m in chat):
         chat.insert(0, {"role": "system", "content": _for_template(system, template)})
-    return Conversation(messages=chat, tools=_tools(tools, template), prefill=_is_prefill(chat[-1]))
+    prefill = may_continue and _is_prefill(chat[-1])
+    return Conversation(messages=chat, tools=_tools(tools, template), prefill=prefill)
 
 
 def _listed(value: Any, name: str) -> list[Any]:

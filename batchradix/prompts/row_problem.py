@@ -17,5 +17,4 @@ class RowProblem(Exception):
 
     def at(self, row: Row) -> RowError:
         """The `RowError` that names the row, and its line where it has one."""
-        line = f" (line {row.line})" if row.line is not None else ""
-        return RowError(self.code, clean_text(f"row {row.index}{line}: {self.sentence}"))
+        return RowError(self.code, clean_text(f"{row.place}: {self.sentence}"))

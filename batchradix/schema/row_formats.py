@@ -14,6 +14,8 @@ from batchradix.schema.output_schema import OutputSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from batchradix.schema.answer_format import AnswerFormat
+
 RESPONSE_FORMAT = "response_format"
 """The column that is read without being asked for, in OpenAI's shape."""
 
@@ -32,9 +34,22 @@ class RowFormats:
     def __init__(self, column: str, *, drops_nulls: bool) -> None:
         self.column = column
         self._drops_nulls = drops_nulls
-        self._known: dict[str, OutputSchema | SchemaError | None] = {}
+        self._known: dict[str, AnswerFormat | SchemaError | None] = {}
 
-    def read(self, cell: Any) -> OutputSchema | None:
+    @property
+    def columns(self) -> frozenset[str]:
+        """The input columns that formats are read from."""
+        return frozenset({self.column})
+
+    def cell(self, values: Mapping[str, Any]) -> Any:
+        """What a row's columns say of its format; None for the run's own."""
+        return values.get(self.column)
+
+    def name_of(self, cell: Any) -> str:
+        """The column that messages name for a cell."""
+        return self.column
+
+    def read(self, cell: Any) -> AnswerFormat | None:
         """The format of a row whose cell is not null; None for any text.
 
         The same object for equal cells. Raises `SchemaError` for what is no schema.
@@ -61,7 +76,7 @@ class RowFormats:
                 raise SchemaError(f"the text is not JSON: {error}") from None
         return _without_nulls(cell) if self._drops_nulls else cell
 
-    def _load(self, value: Any) -> OutputSchema | None:
+    def _load(self, value: Any) -> AnswerFormat | None:
         if isinstance(value, Mapping) and value.get("type") in _SHAPES:
             return self._openai_format(value)
         if self.column == RESPONSE_FORMAT:

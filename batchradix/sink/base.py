@@ -19,6 +19,9 @@ class Writer(ABC):
     cannot hold a column.
     """
 
+    errors: Path | None = None
+    """A second file, of the rows that failed, where the format has one; complete after `close`."""
+
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self.schema = schema

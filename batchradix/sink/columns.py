@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from batchradix.errors import OptionError, RowError, RowErrorCode
 from batchradix.sink.dictionaries import map_types, recode
+from batchradix.sink.samples import SAMPLES, samples_field
 from batchradix.types import Result, Status
 
 EncodeValues = Callable[[list[Any]], Any]
@@ -55,6 +56,7 @@ def result_schema(
     keep: pa.Schema | None = None,
     unnest: bool = False,
     keep_truncated: bool = False,
+    has_samples: bool = False,
     metadata: Mapping[str, str],
 ) -> pa.Schema:
     """The schema of a finished file; the same whatever the rows hold.
@@ -65,7 +67,8 @@ def result_schema(
     probability, absent when ``choices`` is None; with ``keep_truncated`` ``cut`` string, the
     JSON pointer of the first field that was cut short; ``text`` large_string; ``error`` null or
     struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
-    ``cached_tokens``, ``completion_tokens`` int32; then the columns of ``keep``, whose
+    ``cached_tokens``, ``completion_tokens`` int32; with ``has_samples`` ``samples``, a list of
+    structs of what each answer to the row has of its own; then the columns of ``keep``, whose
     dictionary indices become int32 so that the dictionaries of all batches fit together.
     ``metadata`` becomes the schema's metadata.
 
@@ -95,6 +98,10 @@ def result_schema(
         values = _unnested(value_type, fixed | {"value"})
     else:
         values = [] if value_type is None else [pa.field("value", value_type)]
+    if has_samples:
+        alone = [] if value_type is None else [pa.field("value", value_type)]
+        after.append(samples_field(pa.schema(before + alone + after)))
+        fixed.add(SAMPLES)
     kept = [] if keep is None else [f.with_type(_int32_indices(f.type)) for f in keep]
     taken = fixed | {f.name for f in values}
     colliding = sorted({f.name for f in kept if f.name in taken})

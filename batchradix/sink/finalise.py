@@ -18,6 +18,7 @@ from batchradix.sink.durable import publish
 from batchradix.sink.folder import RunFolder, is_finished, mark_finished
 from batchradix.sink.formats import open_writer, output_format
 from batchradix.sink.ordering import Piece, in_order
+from batchradix.sink.samples import fold_samples
 from batchradix.sink.shards import (
     Committed,
     load_shard,
@@ -43,6 +44,8 @@ def finalise(
     keep_batches: Iterator[pa.RecordBatch] | None = None,
     unnest: bool = False,
     ids: Any = None,
+    format_: str | None = None,
+    starts: I64 | None = None,
     scratch: Scratch | None = None,
 ) -> None:
     """Writes the finished file from the committed shards and renames it into place last.
@@ -51,7 +54,10 @@ def finalise(
     is the path the folder was acquired for. ``key_of_row`` as in `shards.match_rows`. ``ids``
     (a ``pa.Array`` of num_rows) takes the place of the ids the shards hold, for inputs that
     were edited between runs. ``keep_batches`` gives the kept columns of all input rows in
-    order, in batches of any size.
+    order, in batches of any size. ``format_`` names the format where it is not that of the output's
+    extension; what failed may then go to a file of its own, ``folder.errors``. ``starts``: where
+    an input row has several results, as in `samples.fold_samples`; kept columns are then those of
+    its m input rows, and ``num_rows`` results become m rows.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
     however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value
@@ -66,21 +72,18 @@ def finalise(
     committed = read_committed(folder, scratch=scratch)
     source = match_rows(committed, num_rows, key_of_row, scratch=scratch)
     _verify(committed, source, by_key=key_of_row is not None)
+    pieces = _pieces(folder, committed, source, scratch)
     batches = zip_columns(
-        in_order(
-            _pieces(folder, committed, source, scratch),
-            num_rows,
-            folder.tmp / "spool.arrow",
-            scratch,
-        ),
+        in_order(pieces, num_rows, folder.tmp / "spool.arrow", scratch),
         schema,
         keep_batches,
         num_rows=num_rows,
         unnest=unnest,
         ids=ids,
+        starts=starts,
     )
     try:
-        _write(folder, output_format(output_path), schema, batches)
+        _write(folder, format_ or output_format(output_path), schema, batches)
     except (OSError, pa.ArrowException) as e:
         what = getattr(e, "strerror", None) or str(e)
         raise SinkError(
@@ -94,10 +97,10 @@ def finalise(
 
 
 def _write(
-    folder: RunFolder, extension: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    folder: RunFolder, format_: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> None:
-    partial = folder.tmp / f"output{extension}"
-    writer = open_writer(partial, extension, schema)
+    partial = folder.tmp / f"output{folder.output.suffix}"
+    writer = open_writer(partial, format_, schema)
     try:
         for batch in batches:
             writer.write_batch(batch)
@@ -105,6 +108,11 @@ def _write(
     except BaseException:
         writer.abandon()
         raise
+    if writer.errors is not None and folder.errors is not None:
+        if writer.errors.stat().st_size:
+            publish(writer.errors, folder.errors)
+        else:
+            folder.errors.unlink(missing_ok=True)
     publish(partial, folder.output)
 
 
@@ -146,11 +154,16 @@ def zip_columns(
     num_rows: int,
     unnest: bool,
     ids: Any = None,
+    starts: I64 | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of shard columns in input order to batches of ``schema`` with kept columns.
+    """Batches of shard columns in input order to batches of ``schema`` with kept columns, folded
+    where ``starts`` says which belong together.
 
     Raises `InputError` when ``keep_batches`` has not exactly ``num_rows`` rows.
     """
+    if starts is not None:
+        ordered, num_rows = fold_samples(ordered, starts), len(starts) - 1
+        ids = None if ids is None else ids.take(pa.array(starts[:-1]))
     kept = None if keep_batches is None else _Kept(keep_batches, num_rows)
     row = 0
     for window in ordered:

@@ -45,6 +45,7 @@ class RunFolder:
     every shard carries; it is set by `check_fingerprint`. ``names``, set by whoever holds the
     folder, says in words what those entries of the fingerprint are that are digests.
     ``killed``: process and host of the holder before, where it did not come to its end.
+    ``errors``, set likewise: the file beside the output that takes what failed, where there is one.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RunFolder:
         self.path = path
         self.job: str | None = None
         self.names: Mapping[str, str] = {}
+        self.errors: Path | None = None
         self.killed = killed
         self._lock_fd: int | None = lock_fd
         _drop_lock_in_forks(self)
@@ -78,6 +80,12 @@ class RunFolder:
     @property
     def run_file(self) -> Path:
         return self.path / RUN_FILE
+
+    @property
+    def begun_s(self) -> int:
+        """When this job was begun here, in seconds since 1970; 0 where that is not known."""
+        begun = (_read_run(self.run_file) or {}).get("begun")
+        return begun if isinstance(begun, int) else 0
 
     def close(self) -> None:
         """Lets the output go; idempotent. A folder in which nothing was begun is removed."""
@@ -361,9 +369,11 @@ def _check_unknown(folder: RunFolder, digest: str, *, restart: bool) -> None:
             f"{folder.shown} holds the results of another job and its {folder.run_file.name} "
             f"is missing or damaged; give another output, or --restart to throw them away"
         )
-    if not jobs and not restart and folder.output.exists() and folder.output.stat().st_size > 0:
+    for path, shown in ((folder.output, folder.shown), (folder.errors, str(folder.errors))):
+        if jobs or restart or path is None or not path.exists() or not path.stat().st_size:
+            continue
         raise OutputMismatchError(
-            f"{folder.shown} exists already and {folder.path.name} beside it says nothing of "
+            f"{shown} exists already and {folder.path.name} beside it says nothing of "
             f"this job; give another output, or --restart to replace the file at the end"
         )
 
@@ -430,8 +440,15 @@ def _read_run(run_file: Path) -> dict[str, Any] | None:
 
 
 def _begin(folder: RunFolder, fingerprint: Mapping[str, Any]) -> None:
-    names = dict(folder.names)
-    _write_run(folder, {"fingerprint": fingerprint, "names": names, "finished": False})
+    _write_run(
+        folder,
+        {
+            "fingerprint": fingerprint,
+            "names": dict(folder.names),
+            "begun": int(time.time()),
+            "finished": False,
+        },
+    )
 
 
 def _write_run(folder: RunFolder, state: Mapping[str, Any]) -> None:
@@ -451,9 +468,9 @@ def came_to_its_end(work: Path) -> bool:
 def mark_finished(folder: RunFolder, metadata: Mapping[str, str]) -> None:
     """Notes that the output is complete, with its size and time. Raises `SinkError`."""
     state = _read_run(folder.run_file) or {"fingerprint": {}}
-    stat = folder.output.stat()
     state["finished"] = True
-    state["output"] = {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    state["output"] = _stamp(folder.output)
+    state["errors"] = _stamp(folder.errors)
     state["metadata"] = dict(metadata)
     _write_run(folder, state)
 
@@ -482,8 +499,16 @@ def is_finished(
         return False
     if metadata is not None and state.get("metadata") != dict(metadata):
         return False
-    try:
-        stat = os.stat(output)
-    except OSError:
+    found = _stamp(output)
+    if found is None or state.get("output") != found:
         return False
-    return bool(state.get("output") == {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns})
+    return bool(state.get("errors") == _stamp(folder.errors))
+
+
+def _stamp(path: str | os.PathLike[str] | None) -> dict[str, int] | None:
+    """What tells that a file was not touched since; None where there is none."""
+    try:
+        stat = None if path is None else os.stat(path)
+    except OSError:
+        stat = None
+    return None if stat is None else {"size_bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}

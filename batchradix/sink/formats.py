@@ -22,6 +22,8 @@ WRITERS = {
     ".jsonl": "batchradix.sink.jsonl:JsonlWriter",
     ".csv": "batchradix.sink.csv:CsvWriter",
 }
+NAMED_WRITERS = {"openai": "batchradix.sink.openai_batch:OpenAIBatchWriter"}
+"""Formats that are asked for by name, whatever the extension."""
 
 
 def output_format(path: str | os.PathLike[str]) -> str:
@@ -37,22 +39,23 @@ def output_format(path: str | os.PathLike[str]) -> str:
     return extension
 
 
-def open_writer(path: Path, extension: str, schema: Any) -> Writer:
-    """The writer of ``extension`` on a new file at ``path``. Raises as `Writer` does."""
-    module, name = WRITERS[extension].split(":")
+def open_writer(path: Path, format_: str, schema: Any) -> Writer:
+    """The writer of ``format_`` (an extension, or a name) on a new file at ``path``. Raises as
+    `Writer` does."""
+    module, name = (WRITERS | NAMED_WRITERS)[format_].split(":")
     writer: Writer = getattr(importlib.import_module(module), name)(path, schema)
     return writer
 
 
-def check_format(output: str | os.PathLike[str], schema: Any) -> None:
-    """Tries the format on a table without rows, so that a schema it cannot hold is refused
-    before any work. Raises `OptionError`."""
+def check_format(output: str | os.PathLike[str], schema: Any, format_: str | None = None) -> None:
+    """Tries the format (``format_``, or that of the extension) on a table without rows, so that a
+    schema it cannot hold is refused before any work. Raises `OptionError`."""
     import pyarrow as pa
 
     extension = output_format(output)
     with tempfile.TemporaryDirectory(prefix="batchradix-") as folder:
         try:
-            writer = open_writer(Path(folder) / f"probe{extension}", extension, schema)
+            writer = open_writer(Path(folder) / f"probe{extension}", format_ or extension, schema)
             writer.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
             writer.close()
         except pa.ArrowException as e:

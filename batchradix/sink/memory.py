@@ -11,7 +11,7 @@ from batchradix.errors import SinkError
 from batchradix.sink.columns import EncodeValues, results_to_batch
 from batchradix.sink.finalise import zip_columns
 from batchradix.sink.ordering import in_order
-from batchradix.types import Result
+from batchradix.types import I64, Result
 
 _BATCH_ROWS = 256
 
@@ -46,6 +46,7 @@ class MemorySink:
         num_rows: int,
         keep_batches: Iterator[pa.RecordBatch] | None = None,
         unnest: bool = False,
+        starts: I64 | None = None,
     ) -> pa.Table:
         """The table in input order; arguments and errors as in `finalise.finalise`."""
         self.commit()
@@ -58,5 +59,7 @@ class MemorySink:
                 f"{num_rows - found} missing, {len(every) - found} doubled or beyond it"
             )
         ordered = in_order(zip(self._batches, targets, strict=True), num_rows)
-        parts = zip_columns(ordered, schema, keep_batches, num_rows=num_rows, unnest=unnest)
+        parts = zip_columns(
+            ordered, schema, keep_batches, num_rows=num_rows, unnest=unnest, starts=starts
+        )
         return pa.Table.from_batches(list(parts), schema=schema)
