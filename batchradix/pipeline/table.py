@@ -27,6 +27,7 @@ from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
 from batchradix.sink.formats import check_format
 from batchradix.sink.memory import MemorySink
 from batchradix.sink.openai_batch import REQUEST
+from batchradix.sink.samples import SAMPLES, samples_field
 from batchradix.sink.shards import (
     Committed,
     ShardWriter,
@@ -62,7 +63,10 @@ def finished_schema(
     )
     if values is None or "value" not in columns.names:
         return columns
-    return columns.set(columns.get_field_index("value"), values.arrow_field("value"))
+    columns = columns.set(columns.get_field_index("value"), values.arrow_field("value"))
+    if SAMPLES in columns.names:
+        columns = columns.set(columns.get_field_index(SAMPLES), samples_field(columns))
+    return columns
 
 
 def _keep_schema(source: JobSource, options: OutputOptions) -> pa.Schema | None:

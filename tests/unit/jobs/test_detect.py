@@ -143,11 +143,6 @@ def test_a_full_temporary_folder_is_an_input_error(monkeypatch: pytest.MonkeyPat
         ("a.xlsx", b"PK\x03\x04....", "spreadsheet"),
         ("a.parquet", b"PARE....PARE", "encrypted Parquet"),
         ("a.parquet", b"PAR1" + b"\0" * 50, "a.parquet is damaged"),
-        (
-            "batch.jsonl",
-            b'\n{"custom_id":"one","method":"POST","url":"/v1/chat/completions","body":{}}\n',
-            "batch.jsonl is an OpenAI batch file",
-        ),
     ],
 )
 def test_what_is_no_job_is_refused_by_name_and_kind(

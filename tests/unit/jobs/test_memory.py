@@ -114,9 +114,13 @@ def test_other_objects_are_refused(data: Any) -> None:
         open_job(data)
 
 
-def test_openai_requests_are_refused_in_memory_too() -> None:
-    with pytest.raises(InputError, match="OpenAI batch file"):
-        open_job([{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {}}])
+def test_openai_requests_are_known_in_memory_too() -> None:
+    body = {"prompt": "x", "n": 2}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    with open_job([request]) as source:
+        rows = [row for batch in source.batches(None) for row in batch]
+    assert source.is_requests
+    assert [(row.id, row.values) for row in rows] == [("a", {"prompt": "x"})] * 2
 
 
 def test_a_value_json_cannot_hold_spoils_its_own_row_only() -> None:
