@@ -61,7 +61,8 @@ def _rebuild(
     """``array`` with type ``target``, which differs at leaves alone: ``leaf(array,
     target, path)`` turns those that differ and every dictionary."""
     source = array.type
-    if source.equals(target) and not pa.types.is_dictionary(source):
+    # Names of nested fields' encodings stand in their metadata, which writers read.
+    if source.equals(target, check_metadata=True) and not pa.types.is_dictionary(source):
         return array
     if source.id != target.id or not pa.types.is_nested(source):
         return leaf(array, target, path)

@@ -40,6 +40,9 @@ _SERVER_CODES = frozenset(
     }
 )
 
+# Scripts split such files by ``str.splitlines``, which takes these for ends of lines too.
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"}
+
 
 class OpenAIBatchWriter(Writer):
     """The rows of results, with `REQUEST` and perhaps ``samples``, as responses."""
@@ -61,6 +64,7 @@ class OpenAIBatchWriter(Writer):
             is_error = row["status"] == Status.ERROR
             line = self._failed(row) if is_error else self._answered(row)
             text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+            text = text.translate(_LINE_ENDS)
             (self._error_file if is_error else self._file).write(text.encode() + b"\n")
 
     def close(self) -> None:

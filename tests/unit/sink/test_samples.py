@@ -40,9 +40,7 @@ def folded(*cuts: int) -> list[dict[str, Any]]:
     schema = shard_schema(id_type=pa.string(), value_type=pa.int64())
     batch = results_to_batch(results(), schema, lambda values: pa.array(values, pa.int64()))
     ends = [*cuts, batch.num_rows]
-    pieces = [
-        batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)
-    ]
+    pieces = [batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
     finished = result_schema(
         id_type=pa.string(), value_type=pa.int64(), has_samples=True, metadata={}
     )
