@@ -18,7 +18,7 @@ REQUEST_FIELDS = ("custom_id", "method", "url", "body")
 MAX_CHOICES = 128
 """The most of ``n``, as in OpenAI's API."""
 
-_SETTINGS = (
+SETTINGS = (
     "temperature",
     "top_p",
     "top_k",
@@ -30,7 +30,7 @@ _SETTINGS = (
     "stop",
 )
 # Who asks, what for and how it is billed: nothing of the answer.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     {
         "model",
         "user",
@@ -83,11 +83,11 @@ def read_request(fields: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     given = {str(name): value for name, value in body.items() if value is not None}
     if not isinstance(given.get("model", ""), str):
         raise BadRequest(RowErrorCode.BAD_VALUE, "'model' must be text")
-    given = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    given = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
     num_choices = _num_choices(given.pop("n", 1))
     if given.get("best_of") == num_choices:
         del given["best_of"]
-    values = {name: given.pop(name) for name in _SETTINGS if name in given}
+    values = {name: given.pop(name) for name in SETTINGS if name in given}
     limits = [given.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     limit = next((limit for limit in limits if limit is not None), None)
     if limit is not None:

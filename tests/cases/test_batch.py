@@ -138,6 +138,7 @@ def many_features() -> list[dict[str, Any]]:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
     ]
+    text_format = {"type": "json_schema", "json_schema": {"schema": {"type": "string"}}}
     return [
         request(
             "all",
@@ -164,7 +165,7 @@ def many_features() -> list[dict[str, Any]]:
         ),
         request("text", tools=TOOLS, tool_choice="none", max_tokens=3),
         request("completion", COMPLETIONS, prompt="ab", n=2, max_tokens=4),
-        request("cut", response_format=DIGIT_FORMAT | {"type": "json_object"}, max_tokens=1),
+        request("cut", response_format=text_format, max_tokens=5),
         request("logprobs", logprobs=True, top_logprobs=2),
     ]
 
@@ -203,6 +204,8 @@ def test_twelve_features_at_once_are_answered_in_the_published_shapes(
     assert [choice.text for choice in found["completion"][1].choices] == ["7777"] * 2
     assert found["completion"][1].usage.completion_tokens == 8
     assert found["completion"][1].usage.prompt_tokens == 3
+    [cut] = found["cut"][1].choices
+    assert (cut.message.content, cut.finish_reason) == ('"777"', "length")
     assert found["logprobs"][0].error.code == "unsupported_parameter"
 
 

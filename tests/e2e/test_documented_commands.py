@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchradix.errors import RowErrorCode
+from batchradix.jobs.openai_request import SETTINGS, WITHOUT_EFFECT
 from batchradix.report.trace import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +187,42 @@ def test_the_page_on_gpus_names_every_part_and_option_of_its_check() -> None:
     flags = set(re.findall(r"^  (--[\w-]+)", helped.stdout, re.MULTILINE))
     assert flags > {"--out", "--budget"}
     assert [flag for flag in sorted(flags) if flag not in page] == []
+
+
+def batch_page(folder: Path, model: str) -> str:
+    """What the program of the page on batch files prints after its command, with ``model``."""
+    [requests] = blocks("docs/openai_batch.md", "json")
+    (folder / "batch.jsonl").write_text(f"{requests}\n", encoding="utf-8")
+    [command] = blocks("docs/openai_batch.md", "sh")
+    words = installed_command(command.replace("smollm2-135m", model))
+    done = run(words, folder)
+    assert done.returncode == 1, done.stderr  # one request cannot be answered
+    [program] = blocks("docs/openai_batch.md", "python")
+    done = run([sys.executable, "-c", program], folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_and_the_program_of_the_page_on_batch_files_run(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    printed = batch_page(tmp_path, str(tiny_model_folder("const", prefer='7"}')))
+    [shown] = blocks("docs/openai_batch.md", "text")
+    places = [[line.split()[:2] for line in text.splitlines()] for text in (printed, shown)]
+    assert places[0] == places[1]
+
+
+@pytest.mark.model
+def test_the_page_on_batch_files_shows_what_its_program_prints(tmp_path: Path) -> None:
+    [shown] = blocks("docs/openai_batch.md", "text")
+    assert batch_page(tmp_path, "smollm2-135m") == f"{shown}\n"
+
+
+def test_the_page_on_batch_files_names_every_parameter() -> None:
+    page = (ROOT / "docs" / "openai_batch.md").read_text(encoding="utf-8")
+    names = {*SETTINGS, *WITHOUT_EFFECT, *RowErrorCode} & set(page.split("`"))
+    assert {*SETTINGS, *WITHOUT_EFFECT} <= names
+    assert {"unsupported_parameter", "unsupported_endpoint", "unsupported_content"} <= names
 
 
 def test_the_page_on_traces_names_every_column() -> None:
