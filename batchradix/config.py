@@ -429,10 +429,6 @@ class RunConfig:
             f"`retries` must be an integer from 0 to 100, not {self.retries!r}",
         )
         _require(
-            self.output.format is None or not self.sampling.probabilities,
-            "`format` openai has no place for `probabilities`; leave out one of them",
-        )
-        _require(
             self.limit is None or self.limit >= 0, f"`limit` must be 0 or more, not {self.limit}"
         )
 

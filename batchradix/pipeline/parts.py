@@ -41,8 +41,10 @@ class Parts:
 
     @property
     def values(self) -> ValueColumn | None:
-        """The ``value`` column, None for a job without one."""
-        return self.schema if self.row_formats is None else JsonTexts()
+        """The ``value`` column, None for a job without one. That of requests is JSON text, so
+        that it is the same beside samples as in them."""
+        has_own = self.source.is_requests and self.schema is not None
+        return JsonTexts() if has_own or self.row_formats is not None else self.schema
 
 
 def open_parts(
@@ -146,12 +148,13 @@ def _check_requests(config: RunConfig, source: JobSource) -> None:
         "instruction": prompt.instruction,
         "tools": config.schema if isinstance(config.schema, ToolSet) else None,
         "schema_column": config.schema_column,
+        "probabilities": config.sampling.probabilities or None,
     }
     name = next((name for name, value in given.items() if value is not None), None)
     if name is not None:
         raise OptionError(
             f"`{name}` is for tables of rows, and {source.name} is an OpenAI batch file, whose "
-            f"requests say this themselves; leave it out"
+            f"requests say themselves what they want; leave it out"
         )
     if config.tool_format is not None and config.tool_format not in STYLES:
         known = ", ".join(STYLES)

@@ -34,7 +34,8 @@ from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import Row, TokenTable
 
-_INPUT_COLUMNS = ("messages", "prompt", "tools", "continue_final_message")
+_INPUT_COLUMNS = ("messages", "prompt", "tools")
+_CONTINUES = "continue_final_message"  # of requests, which all have it
 _LISTED_COLUMNS = 30  # names that a message lists at most
 _PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
 
@@ -100,7 +101,9 @@ class PromptBuilder:
     def required_columns(self) -> frozenset[str]:
         """Top-level input columns that prompts are made of; readers need no others for them."""
         if self._template is None:
-            return frozenset(_INPUT_COLUMNS)
+            return frozenset(
+                [*_INPUT_COLUMNS, _CONTINUES] if self._are_requests else _INPUT_COLUMNS
+            )
         return frozenset(place.column for place in self._template.places)
 
     def check_columns(self, columns: Sequence[str]) -> None:
@@ -259,7 +262,7 @@ class PromptBuilder:
                 tools,
                 self._chat,
                 self._system,
-                may_continue=not self._are_requests or bool(values["continue_final_message"]),
+                may_continue=not self._are_requests or bool(values[_CONTINUES]),
             )
             return self._chat.spans(replace(chat, tools=self._tools or chat.tools))
         if values.get("prompt") is None:

@@ -238,6 +238,16 @@ def test_samples_are_a_list_column_in_the_other_formats(
     assert files.read_rows("out.jsonl")[1]["samples"][0]["value"] == {"n": 7}
 
 
+def test_a_sample_under_the_run_s_schema_lacks_what_the_model_left_out(
+    folder: Path, run: Any, const: Any, files: ModuleType
+) -> None:
+    schema = {**DIGIT, "properties": {**DIGIT["properties"], "o": {"const": 1}}}
+    options = ["--model", const('7}"1'), "--schema", json.dumps(schema), "--max-tokens", 20]
+    assert run([request("a", n=2)], *options).code == 0
+    [row] = files.read_rows("out.jsonl")
+    assert [row["value"], *(one["value"] for one in row["samples"])] == [{"n": 7}] * 3
+
+
 def test_without_several_answers_there_is_no_column_of_samples(
     folder: Path, run: Any, markov: Path, files: ModuleType
 ) -> None:
@@ -360,6 +370,8 @@ def test_requests_that_failed_are_collected_as_they_were(
         (["--template", "{{ body }}", "-o", "out.jsonl"], "--template is for tables of rows"),
         (["--tools", json.dumps(TOOLS), "--tool-format", "json", "-o", "out.jsonl"],
          "--tools is for tables of rows"),
+        (["--probabilities", "--choices", "a,b", "-o", "out.jsonl"],
+         "--probabilities is for tables of rows"),
         (["--tool-format", "none", "-o", "out.jsonl"], "--tool-format must be one of"),
         (["--format", "openai", "-o", "out.jsonl", "--errors", "out.errors.jsonl"],
          "is the input or the output"),

@@ -32,8 +32,8 @@ PROMPT_OPTIONS = {
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
         "--schema-column", "--retries",
-        "--output", "-o", "--keep", "--limit", "--max-tokens", "--temperature", "--top-p",
-        "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
+        "--output", "-o", "--format", "--keep", "--limit", "--max-tokens", "--temperature",
+        "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",
         "--attention", "--kv-dtype",
         "--batch-size", "--prefill-tokens", "--kv-tokens", "--kv-memory", "--plan-memory",
