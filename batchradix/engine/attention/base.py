@@ -21,6 +21,11 @@ _DTYPES = {
 }
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that `EngineSettings` names so."""
+    return _DTYPES[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """The numbers of a model that a backend needs; ``scale`` multiplies the scores.
@@ -64,7 +69,7 @@ class AttentionShape:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
-            dtype=_DTYPES[dtype],
+            dtype=torch_dtype(dtype),
             device=device,
             batch_invariant=batch_invariant,
             kv_dtype=FLOAT8 if kv_dtype == "fp8" else None,
