@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.engine.attention.base import torch_dtype
+from batchradix.engine.attention.base import KVBackend, torch_dtype
 from batchradix.engine.step import Step
 from batchradix.types import I64
 
@@ -100,34 +100,10 @@ class UpProjection:
         )
 
 
-class MlaBackend(Protocol):
-    """As `AttentionBackend`, but for the pool, one tensor [L, slots, C + R] in the model's dtype
-    unless the backend says otherwise, and for `run`."""
-
-    def allocate(self, num_slots: int) -> Any:
-        """A pool of ``num_slots`` tokens, its memory undefined."""
-        ...
-
-    def move(self, pool: Any, moves: I64) -> None:
-        """Copies (source, target, num_slots) runs in every layer, all reads first."""
-        ...
-
-    def poison(self, pool: Any, slot_start: int, num_slots: int) -> None:
-        """Fills slots with NaN in every layer; for tests."""
-        ...
-
-    def export(self, pool: Any, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of latents [L, 1, n, C] and rope keys [L, 1, n, R] in some slots, in the pool's
-        dtype: what stands for keys and values of one key head wherever they are kept."""
-        ...
-
-    def load(self, pool: Any, slot_start: int, k_L1nC: torch.Tensor, v_L1nR: torch.Tensor) -> None:
-        """Writes them, as `export` gave them, to n slots from ``slot_start`` on."""
-        ...
-
-    def plan(self, step: Step) -> Any:
-        """Everything of the step that does not depend on the layer."""
-        ...
+class MlaBackend(KVBackend, Protocol):
+    """For models with latent attention. The pool is one tensor [L, slots, C + R] in the model's
+    dtype unless the backend says otherwise. In `export` and `load` latents [L, 1, n, C] stand for
+    the keys of one head, and rope keys [L, 1, n, R] for its values."""
 
     def run(
         self,
@@ -150,14 +126,17 @@ class MlaBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Some of a step's pieces: ``context`` and ``causal``, int64[n, 4] as in `Step`."""
+    """Some of a step's pieces and the queries that they have: ``context`` and ``causal`` as in
+    `Step`, but that queries are numbered within ``queries``, int64[num_tokens], which are in order
+    and may be fewer than the step's."""
 
     context: I64
     causal: I64
+    queries: I64
 
     @property
-    def is_empty(self) -> bool:
-        return len(self.context) == 0 and len(self.causal) == 0
+    def num_tokens(self) -> int:
+        return len(self.queries)
 
 
 def pieces_by_form(
@@ -179,9 +158,26 @@ def pieces_by_form(
         expanded = np.full(len(pieces), forced == "expanded")
     of_context, of_causal = expanded[: len(step.context)], expanded[len(step.context) :]
     return (
-        Pieces(step.context[~of_context], step.causal[~of_causal]),
-        Pieces(step.context[of_context], step.causal[of_causal]),
+        select_pieces(step.context[~of_context], step.causal[~of_causal], step.num_tokens),
+        select_pieces(step.context[of_context], step.causal[of_causal], step.num_tokens),
     )
+
+
+def select_pieces(context: I64, causal: I64, num_tokens: int) -> Pieces:
+    """These pieces of a step of ``num_tokens`` queries, without the queries that have none."""
+    pieces = np.concatenate((context, causal))
+    uses = _num_uses(pieces, num_tokens)
+    numbers = np.concatenate(([0], np.cumsum(uses > 0)))
+    pieces[:, 2:] = numbers[pieces[:, 2:]]
+    return Pieces(pieces[: len(context)], pieces[len(context) :], np.flatnonzero(uses))
+
+
+def _num_uses(pieces: I64, num_tokens: int) -> I64:
+    """How many of the pieces each query has."""
+    changes = np.zeros(num_tokens + 1, dtype=np.int64)
+    np.add.at(changes, pieces[:, 2], 1)
+    np.add.at(changes, pieces[:, 3], -1)
+    return np.cumsum(changes)[:-1]
 
 
 def _expanded(pieces: I64, num_tokens: int, shape: MlaShape) -> NDArray[np.bool_]:
@@ -192,10 +188,7 @@ def _expanded(pieces: I64, num_tokens: int, shape: MlaShape) -> NDArray[np.bool_
     expanded_cost = slots * up + queries * slots * (shape.nope_dim + shape.rope_dim + shape.v_dim)
     expanded: NDArray[np.bool_] = expanded_cost < absorbed_cost
 
-    uses = np.zeros(num_tokens + 1, dtype=np.int64)  # absorbed pieces of each query
-    np.add.at(uses, pieces[~expanded, 2], 1)
-    np.add.at(uses, pieces[~expanded, 3], -1)
-    uses = np.cumsum(uses)[:-1]
+    uses = _num_uses(pieces[~expanded], num_tokens)  # absorbed pieces of each query
     gain = expanded_cost - absorbed_cost
     for index in np.flatnonzero(~expanded & (gain < queries * up)).tolist():
         mine = uses[pieces[index, 2] : pieces[index, 3]]

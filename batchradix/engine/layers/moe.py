@@ -1,7 +1,7 @@
 """A mixture of experts in place of a feed-forward layer (Shazeer et al. 2017; DeepSeek-MoE, 2024).
 
 The router says which experts a token takes and with which weights, `Experts` computes them; what
-computes them can be replaced (`make_experts`).
+computes them can be replaced (`ExpertWeights.experts`).
 
 Legend: T tokens, D hidden, N experts, k experts a token, F width of an expert.
 """
@@ -9,29 +9,32 @@ Legend: T tokens, D hidden, N experts, k experts a token, F width of an expert.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from batchradix.checkpoint.model_config import MoeConfig
+from batchradix.engine.layers.linear import Linear, Rows
 from batchradix_kernels.swiglu import swiglu
 
 
 class Router:
-    """``weight``: [N, D]; ``bias``: float32[N], added for the choice alone, or None."""
+    """``linear``: [T, D] to logits [T, N], in float32 where ``config.float32_router``; ``bias``:
+    float32[N], added to the scores for the choice alone, or None."""
 
-    def __init__(self, config: MoeConfig, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, config: MoeConfig, linear: Linear, bias: torch.Tensor | None) -> None:
         self.config = config
-        self.weight = weight.float() if config.float32_router else weight
+        self.linear = linear
         self.bias = bias
 
     def __call__(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts of each token, int64[T, k], and their weights, float32[T, k]."""
         config = self.config
-        logits = functional.linear(x_TD.to(self.weight.dtype), self.weight).float()
+        logits = self.linear(x_TD.float() if config.float32_router else x_TD).float()
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
         choice = scores if self.bias is None else scores + self.bias
         if config.num_groups_kept < config.num_groups:
@@ -56,7 +59,10 @@ class Router:
 
 
 class Experts(Protocol):
-    """The experts of one layer."""
+    """The experts of one layer. ``is_recordable``: a call never waits for the device."""
+
+    @property
+    def is_recordable(self) -> bool: ...
 
     def __call__(
         self, x_TD: torch.Tensor, expert_ids_Tk: torch.Tensor, weights_Tk: torch.Tensor
@@ -68,6 +74,27 @@ class Experts(Protocol):
         ...
 
 
+class LoopExperts:
+    """`Experts` one after the other, each [n, D] to [n, D]; sums in float32."""
+
+    is_recordable = False  # the host splits the rows
+
+    def __init__(self, experts: Sequence[Callable[[torch.Tensor], torch.Tensor]]) -> None:
+        self.experts = experts
+
+    def __call__(
+        self, x_TD: torch.Tensor, expert_ids_Tk: torch.Tensor, weights_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        chosen, order = expert_ids_Tk.flatten().sort(stable=True)
+        counts: list[int] = torch.bincount(chosen, minlength=len(self.experts)).tolist()
+        rows = x_TD.index_select(0, order // expert_ids_Tk.shape[1])  # grouped by expert
+        parts = zip(self.experts, torch.split(rows, counts), strict=True)
+        grouped = torch.cat([expert(part) for expert, part in parts if len(part)]).float()
+        grouped *= weights_Tk.flatten()[order, None]
+        by_token = torch.empty_like(grouped).index_copy_(0, order, grouped)
+        return by_token.view(*expert_ids_Tk.shape, -1).sum(dim=1).to(x_TD.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """``gate_up``: [N, 2F, D], gates before what they gate; ``down``: [N, D, F]; contiguous."""
@@ -75,61 +102,45 @@ class ExpertWeights:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-
-class LoopExperts:
-    """`Experts` one after the other in torch operations, on any device; sums in float32."""
-
-    def __init__(self, weights: ExpertWeights) -> None:
-        self.weights = weights
-
-    def __call__(
-        self, x_TD: torch.Tensor, expert_ids_Tk: torch.Tensor, weights_Tk: torch.Tensor
-    ) -> torch.Tensor:
-        num_chosen = expert_ids_Tk.shape[1]
-        chosen, order = expert_ids_Tk.flatten().sort(stable=True)
-        counts: list[int] = torch.bincount(chosen, minlength=len(self.weights.down)).tolist()
-        rows = x_TD.index_select(0, order // num_chosen)  # grouped by expert
-        outs = [
-            self._one(expert, part)
-            for expert, part in enumerate(torch.split(rows, counts))
-            if counts[expert]
-        ]
-        grouped = torch.cat(outs).float() * weights_Tk.flatten()[order, None]
-        by_token = torch.empty_like(grouped).index_copy_(0, order, grouped)
-        return by_token.view(*expert_ids_Tk.shape, -1).sum(dim=1).to(x_TD.dtype)
+    def experts(self) -> Experts:
+        """The fastest `Experts` for these weights."""
+        return LoopExperts([partial(self._one, i) for i in range(len(self.down))])
 
     def _one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        gated = swiglu(functional.linear(x, self.weights.gate_up[expert]))
-        return functional.linear(gated, self.weights.down[expert])
-
-
-def make_experts(weights: ExpertWeights) -> Experts:
-    """The fastest `Experts` for these weights; the caller should drop its reference."""
-    return LoopExperts(weights)
+        return functional.linear(
+            swiglu(functional.linear(x, self.gate_up[expert])), self.down[expert]
+        )
 
 
 class MoE:
     """``shared``: what every token takes beside its experts, [T, D] to [T, D]; ``shared_gate``:
-    [1, D], whose sigmoid weights it."""
+    [T, D] to [T, 1], whose sigmoid weights it."""
+
+    is_quantised = False
 
     def __init__(
         self,
         router: Router,
         experts: Experts,
         shared: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        shared_gate: torch.Tensor | None = None,
+        shared_gate: Linear | None = None,
     ) -> None:
         self.router = router
         self.experts = experts
         self.shared = shared
         self.shared_gate = shared_gate
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """[T, D] to [T, D], normalised before."""
+    @property
+    def is_recordable(self) -> bool:
+        return self.experts.is_recordable
+
+    def __call__(self, x_TD: Rows) -> torch.Tensor:
+        """[T, D] to [T, D], normalised before; never in 8 bits, which the router would not take."""
+        assert isinstance(x_TD, torch.Tensor)
         out = self.experts(x_TD, *self.router(x_TD))
         if self.shared is None:
             return out
         shared = self.shared(x_TD)
         if self.shared_gate is not None:
-            shared = shared * functional.linear(x_TD, self.shared_gate).sigmoid()
+            shared = shared * self.shared_gate(x_TD).sigmoid()
         return out.add_(shared)

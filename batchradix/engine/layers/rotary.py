@@ -14,11 +14,15 @@ class Rotary:
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(rope, head_dim).to(device)
+        self._amplitude = rope.amplitude
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64[T] to cosines and sines, float32[T, E / 2] each: what `rope` takes."""
+        """int64[T] to cosines and sines, float32[T, E / 2] each, scaled: what `rope` takes."""
         angles = positions.float()[:, None] * self._frequencies
-        return angles.cos(), angles.sin()
+        cosines, sines = angles.cos(), angles.sin()
+        if self._amplitude != 1.0:
+            cosines, sines = cosines * self._amplitude, sines * self._amplitude
+        return cosines, sines
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -29,7 +33,26 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
+    if rope.kind == "yarn":
+        return _yarn(frequencies, rope, head_dim)
     return frequencies
+
+
+def _yarn(frequencies: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Fast rotations kept, slow ones divided by the factor, those between blended by dimension."""
+
+    def dimension(rotations: float) -> float:
+        """Where a pair rotates so many times within the original context."""
+        wavelengths = rope.original_context_length / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+
+    first, last = dimension(rope.fast_rotations), dimension(rope.slow_rotations)
+    if rope.whole_dimensions:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = last - first or 0.001  # a blend of no width is a step
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:

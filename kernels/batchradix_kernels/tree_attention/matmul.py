@@ -37,7 +37,7 @@ def attend_piece_matmul(
                 hidden[:, None], -math.inf
             )
         out, lse = _softmax_product(scores, values[:, :num_slots])
-        outputs.append(out.view(num_kv_heads, end - start, group, head_dim))
+        outputs.append(out.view(num_kv_heads, end - start, group, v.shape[-1]))
         lses.append(lse.view(num_kv_heads, end - start, group))
     if len(outputs) == 1:
         return outputs[0], lses[0]
