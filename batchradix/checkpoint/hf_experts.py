@@ -60,9 +60,10 @@ def _qwen2(fields: Fields) -> MoeConfig:
 
 
 def _qwen3(fields: Fields) -> MoeConfig:
+    newer = "num_local_experts"  # as transformers writes it
     return _qwen(
         fields,
-        num_experts=fields.count("num_experts", 128),
+        num_experts=fields.count(newer if newer in fields.config else "num_experts", 128),
         num_experts_per_token=fields.integer("num_experts_per_tok", 8),
         intermediate_size=fields.integer("moe_intermediate_size", 768),
     )

@@ -33,7 +33,9 @@ def runner(request, lab, saved):
 def every_family(function):
     from_conftest = (
         "llama llama-tied llama-one-kv-head llama-no-groups llama-biases llama-rope-llama3 "
-        "llama-rope-linear mistral qwen2 qwen3 qwen3-tied"
+        "llama-rope-linear llama-rope-yarn mistral qwen2 qwen3 qwen3-tied mixtral qwen2-moe "
+        "qwen3-moe deepseek-v2-lite deepseek-v2 deepseek-v3 deepseek-v3-no-groups "
+        "deepseek-v3-halved-rope"
     )
     return pytest.mark.parametrize("runner", from_conftest.split(), indirect=True)(function)
 
