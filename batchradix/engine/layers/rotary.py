@@ -28,23 +28,25 @@ class Rotary:
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """float32[E / 2] radians a position, after scaling."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / (rope.theta**exponents)
+    wavelengths = rope.theta**exponents
+    frequencies = 1.0 / wavelengths
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(frequencies, rope)
     if rope.kind == "yarn":
-        return _yarn(frequencies, rope, head_dim)
+        return _yarn(wavelengths, rope, head_dim)
     return frequencies
 
 
-def _yarn(frequencies: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Fast rotations kept, slow ones divided by the factor, those between blended by dimension."""
+def _yarn(wavelengths: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Fast rotations kept, slow ones divided by the factor, those between blended by dimension.
+    ``wavelengths``: positions a radian."""
 
     def dimension(rotations: float) -> float:
         """Where a pair rotates so many times within the original context."""
-        wavelengths = rope.original_context_length / (rotations * 2 * math.pi)
-        return head_dim * math.log(wavelengths) / (2 * math.log(rope.theta))
+        wavelength = rope.original_context_length / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
     first, last = dimension(rope.fast_rotations), dimension(rope.slow_rotations)
     if rope.whole_dimensions:
@@ -52,7 +54,8 @@ def _yarn(frequencies: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.T
     first, last = max(first, 0), min(last, head_dim - 1)
     width = last - first or 0.001  # a blend of no width is a step
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
-    return frequencies / rope.factor * ramp + frequencies * (1 - ramp)
+    kept = 1 - ramp
+    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
