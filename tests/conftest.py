@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +116,51 @@ def constrained() -> ModuleType:
 def lockstep() -> ModuleType:
     """The module ``tests/oracle/lockstep.py``: many rows of the plain loop at once."""
     return _load("lockstep", Path(__file__).parent / "oracle" / "lockstep.py")
+
+
+@pytest.fixture(scope="session")
+def first_logits() -> Callable[..., Any]:
+    """``first_logits(folder, ids)``: float32[V] behind a prompt that goes through the model in one
+    step, in float32 on the CPU; ``quantize`` as in `EngineSettings`."""
+    import numpy as np
+
+    from batchradix.checkpoint.checkpoint import open_checkpoint
+    from batchradix.config import EngineSettings
+    from batchradix.engine.model_runner import ModelRunner
+    from batchradix.engine.step import Step, empty_i64, i64_table
+
+    def get(folder: Path, ids: Sequence[int], quantize: Any = "off") -> Any:
+        settings = EngineSettings(
+            dtype="float32",
+            device="cpu",
+            attention="auto",
+            batch_size=1,
+            prefill_tokens=256,
+            kv_tokens=len(ids),
+            prefix_cache=True,
+            num_threads=1,
+            quantize=quantize,
+        )
+        runner = ModelRunner(open_checkpoint(str(folder)), settings)
+        places = np.arange(len(ids), dtype=np.int64)
+        step = Step(
+            token_ids=np.array(ids, dtype=np.int64),
+            positions=places,
+            slots=places,
+            context=empty_i64(0, 4),
+            causal=i64_table([(0, len(ids), 0, len(ids))], 4),
+            moves=empty_i64(0, 3),
+            logit_sources=places[-1:],
+            hold_queries=empty_i64(0),
+            hold_ids=empty_i64(0),
+            free_holds=empty_i64(0),
+        )
+        runner.launch(step)
+        logits = runner.collect()[0]
+        runner.close()
+        return logits
+
+    return get
 
 
 def _load(name: str, path: Path) -> ModuleType:

@@ -9,23 +9,19 @@ import hashlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.attention import registry
 from batchradix.engine.attention.mla_torch import TorchMla
 from batchradix.engine.layers.moe import Router
-from batchradix.engine.model_runner import ModelRunner
-from batchradix.engine.step import Step, empty_i64, i64_table
 
 Make = Callable[..., Path]
 PAD, BOS, EOS = 256, 257, 258
@@ -218,39 +214,6 @@ def texts(files: ModuleType, path: str) -> dict[str, str]:
     return {row["id"]: row["text"] for row in files.read_rows(path)}
 
 
-def first_logits(model: Path, ids: Sequence[int]) -> torch.Tensor:
-    """float32[V] behind a prompt that goes through the model in one step."""
-    settings = EngineSettings(
-        dtype="float32",
-        device="cpu",
-        attention="auto",
-        batch_size=1,
-        prefill_tokens=256,
-        kv_tokens=len(ids),
-        prefix_cache=True,
-        num_threads=1,
-    )
-    runner = ModelRunner(open_checkpoint(str(model)), settings)
-    places = np.arange(len(ids), dtype=np.int64)
-    runner.launch(
-        Step(
-            token_ids=np.array(ids, dtype=np.int64),
-            positions=places,
-            slots=places,
-            context=empty_i64(0, 4),
-            causal=i64_table([(0, len(ids), 0, len(ids))], 4),
-            moves=empty_i64(0, 3),
-            logit_sources=places[-1:],
-            hold_queries=empty_i64(0),
-            hold_ids=empty_i64(0),
-            free_holds=empty_i64(0),
-        )
-    )
-    logits = runner.collect()[0]
-    runner.close()
-    return logits
-
-
 def ids_of(text: str) -> list[int]:
     return [BOS, *text.encode()]
 
@@ -283,7 +246,11 @@ def test_answers_are_the_expected_ones_however_they_are_computed(
 
 @pytest.mark.parametrize("name", ["ml-01", "ml-03"])
 def test_the_first_logits_are_the_expected_ones(
-    case: Callable[[str], Path], files: ModuleType, latent: ModuleType, name: str
+    case: Callable[[str], Path],
+    files: ModuleType,
+    latent: ModuleType,
+    first_logits: Any,
+    name: str,
 ) -> None:
     model = case(name)
     reference = latent.Reference(model)
@@ -368,7 +335,13 @@ def test_both_spellings_of_the_rotary_embedding_are_one_config(
 
 @pytest.mark.parametrize("kind", list(UNSEEN))
 def test_models_of_the_same_kind_answer_as_the_reference(
-    folder: Path, make: Make, cli: Any, files: ModuleType, latent: ModuleType, kind: str
+    folder: Path,
+    make: Make,
+    cli: Any,
+    files: ModuleType,
+    latent: ModuleType,
+    first_logits: Any,
+    kind: str,
 ) -> None:
     model = make(**UNSEEN[kind])
     reference = latent.Reference(model)
@@ -394,7 +367,7 @@ def test_models_of_the_same_kind_answer_as_the_reference(
     ],
 )
 def test_mistakes_of_these_kinds_would_be_seen(
-    make: Make, latent: ModuleType, kind: str, mistake: str
+    make: Make, latent: ModuleType, first_logits: Any, kind: str, mistake: str
 ) -> None:
     model = make(**UNSEEN[kind])
     ids = ids_of(PROMPTS[2])
