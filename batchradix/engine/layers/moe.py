@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from batchradix.checkpoint.model_config import MoeConfig
 from batchradix.engine.layers.linear import Linear, Rows
+from batchradix_kernels.experts import Bf16Experts
 from batchradix_kernels.swiglu import swiglu
 
 
@@ -65,7 +66,7 @@ class Experts(Protocol):
     def is_recordable(self) -> bool: ...
 
     def __call__(
-        self, x_TD: torch.Tensor, expert_ids_Tk: torch.Tensor, weights_Tk: torch.Tensor
+        self, x_TD: torch.Tensor, expert_ids_Tk: torch.Tensor, weights_Tk: torch.Tensor, /
     ) -> torch.Tensor:
         """The weighted sums of each token's experts, [T, D] in the dtype of ``x_TD``.
 
@@ -93,6 +94,12 @@ class LoopExperts:
         grouped *= weights_Tk.flatten()[order, None]
         by_token = torch.empty_like(grouped).index_copy_(0, order, grouped)
         return by_token.view(*expert_ids_Tk.shape, -1).sum(dim=1).to(x_TD.dtype)
+
+
+class PackedExperts(Bf16Experts):
+    """`Experts` in one call of a C kernel, on a CPU that multiplies bfloat16."""
+
+    is_recordable = False
 
 
 @dataclass(frozen=True, slots=True)

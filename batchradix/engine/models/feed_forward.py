@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig, MoeConfig
 from batchradix.engine.layers.linear import Linear, Rows, make_linear
-from batchradix.engine.layers.moe import Experts, ExpertWeights, LoopExperts, MoE, Router
+from batchradix.engine.layers.moe import (
+    Experts,
+    ExpertWeights,
+    LoopExperts,
+    MoE,
+    PackedExperts,
+    Router,
+)
 from batchradix.engine.models.load import Weights
 
 
@@ -107,15 +114,33 @@ def _router_linear(weight: torch.Tensor, weights: Weights) -> Linear:
 
 
 def _experts(
-    moe: MoeConfig, names: list[tuple[str, str, str]], hidden: int, weights: Weights
+    moe: MoeConfig, names: Sequence[tuple[str, str, str]], hidden: int, weights: Weights
 ) -> Experts:
-    """On the CPU layers of their own, packed or in 8 bits as any other; else stacked weights."""
+    """On the CPU packed for the C kernel, or layers as any other; elsewhere stacked weights."""
     size = moe.intermediate_size
-    if weights.device.type == "cpu":
-        experts: list[Callable[[torch.Tensor], torch.Tensor]] = [
-            MLP(weights, of_expert, hidden, size) for of_expert in names
-        ]
-        return LoopExperts(experts)
+    if weights.device.type != "cpu":
+        return _stacked(names, hidden, size, weights).experts()
+    is_plain = weights.dtype == torch.bfloat16 and not weights.is_quantised
+    if is_plain and PackedExperts.serves(hidden, size):
+        return PackedExperts(_one_by_one(names, hidden, size, weights))
+    return LoopExperts([MLP(weights, of_expert, hidden, size) for of_expert in names])
+
+
+def _one_by_one(
+    names: Sequence[tuple[str, str, str]], hidden: int, size: int, weights: Weights
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each expert gates and what they gate, [2F, D], and the rest, [D, F]."""
+    for gate, up, down in names:
+        sides = [f"{gate}.weight", f"{up}.weight"]
+        yield (
+            weights.take_stacked(sides, [(size, hidden), (size, hidden)]),
+            weights.take(f"{down}.weight", (hidden, size)),
+        )
+
+
+def _stacked(
+    names: Sequence[tuple[str, str, str]], hidden: int, size: int, weights: Weights
+) -> ExpertWeights:
     stacked = ExpertWeights(
         gate_up=weights.empty(len(names), 2 * size, hidden),
         down=weights.empty(len(names), hidden, size),
@@ -124,4 +149,4 @@ def _experts(
         weights.fill(f"{gate}.weight", stacked.gate_up[i, :size])
         weights.fill(f"{up}.weight", stacked.gate_up[i, size:])
         weights.fill(f"{down}.weight", stacked.down[i])
-    return stacked.experts()
+    return stacked

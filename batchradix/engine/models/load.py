@@ -70,6 +70,11 @@ class Weights:
         self._staging = staging
         self._taken: set[str] = set()
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether linear layers are in 8 bits."""
+        return self._quantize == "int8"
+
     def take(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
@@ -119,7 +124,7 @@ class Weights:
         """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side; ``bias`` says
         which of them have one."""
         weight, biases = self._side_by_side(names, out_sizes, in_size, bias=bias)
-        if self._quantize == "int8":
+        if self.is_quantised:
             return Int8Linear(weight, biases, self.dtype)
         return make_linear(weight, biases, batch_invariant=self.batch_invariant)
 
@@ -128,7 +133,7 @@ class Weights:
     ) -> GatedLinear:
         """The layers of the gates and of what they gate, in this order, with SwiGLU."""
         weight, biases = self._side_by_side(names, [out_size, out_size], in_size, bias=bias)
-        if self._quantize == "int8":
+        if self.is_quantised:
             return TwoSteps(Int8Linear(weight, biases, self.dtype))
         if Bf16Linear.serves(weight, gated=True):
             return Bf16Gated(weight, biases)
@@ -143,11 +148,10 @@ class Weights:
         bias: bool | Sequence[bool],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [sum(out_sizes), in_size], in float32 where it is to be quantised, and bias."""
-        quantised = self._quantize == "int8"
         weight = self.take_stacked(
             [f"{name}.weight" for name in names],
             [(size, in_size) for size in out_sizes],
-            torch.float32 if quantised else None,
+            torch.float32 if self.is_quantised else None,
         )
         has_bias = [bias] * len(names) if isinstance(bias, bool) else bias
         if not any(has_bias):
