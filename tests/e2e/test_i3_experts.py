@@ -103,7 +103,7 @@ def check(harness: ModuleType, i3: ModuleType, case: Case, engine: Any, **of_job
     "changes",
     [
         pytest.param({}, id="batched"),
-        pytest.param({"prefill_tokens": 7, "batch_size": 3}, id="prefill in small chunks"),
+        pytest.param({"prefill_tokens": 11, "batch_size": 7}, id="prefill in small chunks"),
     ],
 )
 def test_with_a_cache_each_distinct_token_is_computed_once(

@@ -49,7 +49,7 @@ class _Group:
 
     ``queries``: [B·K·N] rows of q [K·T, G·E]; ``slots``: [B·K·S] rows of keys [K·slots, E];
     ``targets``: [B·K·N] rows of the partial results [L·K·(T+1), G·V];
-    ``bias``: float32[B·K, N·G, S].
+    ``bias``: [B·K, N·G, S], 0 or ``-inf``.
     """
 
     queries: torch.Tensor
@@ -129,13 +129,12 @@ class Cascade:
     ) -> None:
         queries = slice(piece.query_start, piece.query_end)
         slots = slice(piece.slot_start, piece.slot_start + piece.num_slots)
-        k = keys[:, slots].to(self._shape.dtype)
-        v = k[..., : self._shape.v_dim]
+        k = v = keys[:, slots].to(self._shape.dtype)
         if values is not None:
             v = values[:, slots].to(self._shape.dtype)
         scale, causal = self._shape.scale, piece.causal
         out, lse = attend_piece(q[:, queries], k, v, scale=scale, causal=causal)
-        self._partial[piece.level, :, queries] = out
+        self._partial[piece.level, :, queries] = out[..., : self._shape.v_dim]
         self._partial_lse[piece.level, :, queries] = lse
 
     def _run_group(
@@ -144,15 +143,14 @@ class Cascade:
         shape = self._shape
         num_products, _, num_slots = group.bias.shape
         rows = q.view(-1, shape.group * shape.k_dim).index_select(0, group.queries)
-        k = self._gather(keys, group).view(num_products, num_slots, -1)
-        if values is None:
-            v = k[..., : shape.v_dim]
-        else:
+        k = v = self._gather(keys, group).view(num_products, num_slots, -1)
+        if values is not None:
             v = self._gather(values, group).view(num_products, num_slots, -1)
         rows = rows.view(num_products, -1, shape.k_dim)
         out, lse = attend_padded(rows, k, v, group.bias, scale=shape.scale)
+        out = out[..., : shape.v_dim].reshape(-1, shape.group * shape.v_dim)
         width = shape.group * shape.v_dim
-        self._partial.view(-1, width).index_copy_(0, group.targets, out.view(-1, width))
+        self._partial.view(-1, width).index_copy_(0, group.targets, out)
         self._partial_lse.view(-1, shape.group).index_copy_(
             0, group.targets, lse.reshape(-1, shape.group)
         )
@@ -183,7 +181,7 @@ class Cascade:
             targets=self._tensor(
                 (levels * num_heads + heads) * (num_tokens + 1) + group.targets[:, None]
             ),
-            bias=torch.from_numpy(bias).to(self._shape.device),
+            bias=torch.from_numpy(bias).to(self._shape.device, self._shape.dtype),
         )
 
     def _tensor(self, array: I64) -> torch.Tensor:

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import torch
 
-from batchradix_kernels.tree_attention.flash_cpu import attend_piece_flash_cpu, is_available
+from batchradix_kernels.tree_attention.flash_cpu import (
+    attend_padded_flash_cpu,
+    attend_piece_flash_cpu,
+    is_available,
+)
 from batchradix_kernels.tree_attention.matmul import attend_padded_matmul, attend_piece_matmul
 from batchradix_kernels.tree_attention.reference import tree_attention_reference
 
@@ -31,11 +35,9 @@ def attend_piece(
     Scores and softmax are float32 whatever the dtype.
     Returns the output [K, n, G, V] (dtype of ``q`` or float32) and float32[K, n, G].
     """
-    if q.device.type == "cpu" and k.shape[-1] == v.shape[-1] and is_available():
+    if _may_be_flash(q, v):
         out, lse = attend_piece_flash_cpu(q, k, v, scale=scale, causal=causal)
-        # The fused kernel takes a query whose every score is NaN for one that sees no key and
-        # gives it zeros, which would hide a broken row; seldom is a sum really zero.
-        if not (lse == 0).any():
+        if not _may_hide_nan(lse):
             return out, lse
     return attend_piece_matmul(q, k, v, scale=scale, causal=causal)
 
@@ -45,8 +47,22 @@ def attend_padded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of many small pieces padded to one size.
 
-    ``q``: [B, N, E]; ``k``: [B, s, E]; ``v``: [B, s, V]; ``bias``: float32[B, N, s], 0 where the
+    ``q``: [B, N, E]; ``k``: [B, s, E]; ``v``: [B, s, V]; ``bias``: [B, N, s], 0 where the
     row sees the slot and ``-inf`` where not. Every row sees at least one slot, and what pads ``k``
     and ``v`` must be finite wherever the piece itself is. Returns float32[B, N, V], float32[B, N].
     """
+    if _may_be_flash(q, v) and q.dtype == k.dtype == torch.bfloat16:  # in float32 it is no faster
+        out, lse = attend_padded_flash_cpu(q, k, v, bias, scale=scale)
+        if not _may_hide_nan(lse):
+            return out, lse
     return attend_padded_matmul(q, k, v, bias, scale=scale)
+
+
+def _may_be_flash(q: torch.Tensor, v: torch.Tensor) -> bool:
+    return q.device.type == "cpu" and v.shape[-1] <= q.shape[-1] and is_available()
+
+
+def _may_hide_nan(lse: torch.Tensor) -> bool:
+    """The fused kernel takes a query whose every score is NaN for one that sees no key and gives
+    it zeros, which would hide a broken row; seldom is a sum really zero."""
+    return bool((lse == 0).any())

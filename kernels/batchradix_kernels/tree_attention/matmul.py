@@ -13,7 +13,7 @@ def attend_padded_matmul(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Contract of `attend_padded`."""
-    scores = torch.baddbmm(bias, q.float(), k.float().transpose(1, 2), alpha=scale)
+    scores = torch.baddbmm(bias.float(), q.float(), k.float().transpose(1, 2), alpha=scale)
     return _softmax_product(scores, v.float())
 
 
