@@ -13,6 +13,7 @@ import pytest
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.engine.attention import registry
 from batchradix.engine.attention.mla_torch import TorchMla
+from batchradix.errors import OptionError
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
 from batchradix.types import TokenTable
@@ -149,3 +150,20 @@ def test_latents_are_attended_to_in_one_form_alone(
     settings = harness.engine_settings(attention="auto", prefill_tokens=50)
     engine = harness.make_engine(case.checkpoint, settings, poison=True)
     check(harness, i3, case, engine)
+
+
+@pytest.mark.parametrize("case", ["deepseek-v2"], indirect=True)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kv_dtype": "fp8"}, "kv_dtype fp8 is not supported .* latent attention"),
+        ({"deterministic": True}, "deterministic is not supported .* latent attention"),
+        ({"attention": "cpu"}, "attention must be auto, .* latent attention"),
+    ],
+)
+def test_what_is_not_there_for_latents_is_refused(
+    harness: ModuleType, case: Case, changes: dict[str, Any], says: str
+) -> None:
+    settings = harness.engine_settings(**({"attention": "auto"} | changes))
+    with pytest.raises(OptionError, match=says):
+        harness.make_engine(case.checkpoint, settings)
