@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -69,7 +69,8 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel
     which must differ, replace that: ``<|assistant|>`` → 'y' → 'e' → 's' → ``<eos>``.
 
     ``make("random", family="llama", seed=7)``: two random layers of a Llama, Mistral, Qwen2 or
-    Qwen3. All but Qwen2, whose embeddings are tied, answer in printable ASCII or end.
+    Qwen3, or of a family with experts (`_RANDOM`). All but Qwen2, whose embeddings are tied,
+    answer in printable ASCII or end.
 
     Beside these: ``context_length=512``; ``prepend_bos=True``, whether the tokenizer begins a raw
     text with ``<bos>``; ``system_role=True``, whether the chat template takes a system message.
@@ -115,6 +116,51 @@ def constrained() -> ModuleType:
 def lockstep() -> ModuleType:
     """The module ``tests/oracle/lockstep.py``: many rows of the plain loop at once."""
     return _load("lockstep", Path(__file__).parent / "oracle" / "lockstep.py")
+
+
+@pytest.fixture(scope="session")
+def first_logits() -> Callable[..., Any]:
+    """``first_logits(folder, ids)``: float32[V] behind a prompt that goes through the model in one
+    step, in float32 on the CPU; ``quantize`` as in `EngineSettings`."""
+    import numpy as np
+
+    from batchradix.checkpoint.checkpoint import open_checkpoint
+    from batchradix.config import EngineSettings
+    from batchradix.engine.model_runner import ModelRunner
+    from batchradix.engine.step import Step, empty_i64, i64_table
+
+    def get(folder: Path, ids: Sequence[int], quantize: Any = "off") -> Any:
+        settings = EngineSettings(
+            dtype="float32",
+            device="cpu",
+            attention="auto",
+            batch_size=1,
+            prefill_tokens=256,
+            kv_tokens=len(ids),
+            prefix_cache=True,
+            num_threads=1,
+            quantize=quantize,
+        )
+        runner = ModelRunner(open_checkpoint(str(folder)), settings)
+        places = np.arange(len(ids), dtype=np.int64)
+        step = Step(
+            token_ids=np.array(ids, dtype=np.int64),
+            positions=places,
+            slots=places,
+            context=empty_i64(0, 4),
+            causal=i64_table([(0, len(ids), 0, len(ids))], 4),
+            moves=empty_i64(0, 3),
+            logit_sources=places[-1:],
+            hold_queries=empty_i64(0),
+            hold_ids=empty_i64(0),
+            free_holds=empty_i64(0),
+        )
+        runner.launch(step)
+        logits = runner.collect()[0]
+        runner.close()
+        return logits
+
+    return get
 
 
 def _load(name: str, path: Path) -> ModuleType:
@@ -257,27 +303,78 @@ def _markov_model(context_length: int, *, text: str = "") -> Any:
     return model
 
 
+_RANDOM: dict[str, dict[str, Any]] = {
+    "llama": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "mistral": {"head_dim": 16, "sliding_window": None},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+}
+_V2 = _LATENT | {"q_lora_rank": 24, "rope_parameters": _YARN, "routed_scaling_factor": 1.5}
+_V3 = _LATENT | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2, "rope_parameters": _YARN}
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2}
+_RANDOM |= {
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2-moe": _EXPERTS | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
+    "qwen3-moe": _EXPERTS | {"head_dim": 32, "norm_topk_prob": True},
+    "deepseek-v2": _V2 | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    "deepseek-v2-lite": _V2 | {"q_lora_rank": None},
+    "deepseek-v3": _V3,
+    "deepseek-v3-no-groups": _V3
+    | {
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+        "rms_norm_eps": 1e-5,
+    },
+    "deepseek-v3-plain": _V3
+    | {"rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 2},
+}
+_FAMILY_NAMES = {
+    "qwen2-moe": "Qwen2Moe",
+    "qwen3-moe": "Qwen3Moe",
+    "deepseek-v2": "DeepseekV2",
+    "deepseek-v2-lite": "DeepseekV2",
+    "deepseek-v3": "DeepseekV3",
+    "deepseek-v3-no-groups": "DeepseekV3",
+    "deepseek-v3-plain": "DeepseekV3",
+}
+
+
 def _random_model(context_length: int, *, family: str = "llama", seed: int = 7) -> Any:
     import torch
     import transformers
 
-    own: dict[str, dict[str, Any]] = {
-        "Llama": {
-            "head_dim": 16,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        },
-        "Mistral": {"head_dim": 16, "sliding_window": None},
-        "Qwen2": {"tie_word_embeddings": True},
-        "Qwen3": {"head_dim": 32},
-    }
-    name = family.capitalize()
+    name, own = _FAMILY_NAMES.get(family, family.capitalize()), _RANDOM[family]
     config = getattr(transformers, f"{name}Config")(
         **{
             "vocab_size": VOCAB_SIZE,
@@ -293,19 +390,22 @@ def _random_model(context_length: int, *, family: str = "llama", seed: int = 7) 
             "pad_token_id": PAD,
             "dtype": "float32",
         }
-        | own[name]
+        | own
     )
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
     for path, weight in model.named_parameters():
         if "embed" in path or "lm_head" in path:
             weight.data.normal_(0, 0.5)
-        elif weight.dim() == 2:
+        elif weight.dim() >= 2:
             weight.data.normal_(0, 0.25)
         elif path.endswith("bias"):
             weight.data.normal_(0, 0.5)
         else:
             weight.data.normal_(1, 0.2)  # norms
+    for path, buffer in model.named_buffers():
+        if path.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.3)
     if not config.tie_word_embeddings:
         silent = [*range(32), *range(127, VOCAB_SIZE)]
         silent.remove(EOS)

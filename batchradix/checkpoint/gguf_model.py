@@ -89,12 +89,13 @@ def _architecture(
         raise ModelError(f"{path} is {_NOT_GENERATIVE[name]} ({name}); use a text model")
     if name not in _ARCHITECTURES:
         raise ModelError(
-            f"{path} has architecture {name!r}, which is not supported; "
-            f"supported are {', '.join(_ARCHITECTURES)}"
+            f"{path} has architecture {name!r}, which is not supported as GGUF; supported are "
+            f"{', '.join(_ARCHITECTURES)}, and others as safetensors"
         )
     if metadata.get(f"{name}.expert_count", 0) > 0:
         raise ModelError(
-            f"{path} is a mixture of experts, which is not supported; use a dense model"
+            f"{path} is a mixture of experts, which is not supported as GGUF; use the model's "
+            f"safetensors"
         )
     if metadata.get(f"{name}.pooling_type", 0) > 0:
         raise ModelError(f"{path} is an embedding model; use a text model")

@@ -1,23 +1,22 @@
 """A Hugging Face ``config.json`` as `ModelConfig`.
 
 Fields, defaults and both spellings of rotary scaling (``rope_scaling`` beside ``rope_theta``, and
-``rope_parameters``) are those of `transformers`' Llama, Mistral, Qwen2 and Qwen3.
+``rope_parameters``) are those of `transformers`' own configurations.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from batchradix.checkpoint.model_config import ModelConfig, RopeConfig
+from batchradix.checkpoint.hf_experts import experts_config
+from batchradix.checkpoint.hf_fields import Fields
+from batchradix.checkpoint.hf_latent import latent_config
+from batchradix.checkpoint.hf_rope import rope_config
+from batchradix.checkpoint.model_config import Architecture, ModelConfig
 from batchradix.errors import ModelError
-
-Architecture = Literal[
-    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,9 @@ class _Family:
     context_length: int
     num_kv_heads: int | None  # None: as many as query heads
     head_dim: int | None  # None: hidden_size / num_attention_heads
-    sliding_window: int | None
+    sliding_window: int | None = None
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
 
 
 _FAMILIES: Mapping[str, _Family] = {
@@ -37,7 +38,6 @@ _FAMILIES: Mapping[str, _Family] = {
         context_length=2048,
         num_kv_heads=None,
         head_dim=None,
-        sliding_window=None,
     ),
     "mistral": _Family(
         architecture="MistralForCausalLM",
@@ -60,7 +60,42 @@ _FAMILIES: Mapping[str, _Family] = {
         head_dim=128,
         sliding_window=4096,
     ),
+    "mixtral": _Family(
+        architecture="MixtralForCausalLM",
+        context_length=131072,
+        num_kv_heads=8,
+        head_dim=None,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+    ),
+    "qwen2_moe": _Family(
+        architecture="Qwen2MoeForCausalLM",
+        context_length=32768,
+        num_kv_heads=16,
+        head_dim=None,
+        sliding_window=4096,
+    ),
+    "qwen3_moe": _Family(
+        architecture="Qwen3MoeForCausalLM",
+        context_length=32768,
+        num_kv_heads=4,
+        head_dim=None,
+        sliding_window=4096,
+    ),
+    "deepseek_v2": _Family(
+        architecture="DeepseekV2ForCausalLM",
+        context_length=2048,
+        num_kv_heads=None,
+        head_dim=None,
+    ),
+    "deepseek_v3": _Family(
+        architecture="DeepseekV3ForCausalLM",
+        context_length=4096,
+        num_kv_heads=None,
+        head_dim=None,
+    ),
 }
+_NO_WINDOW = ("LlamaForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 _SUPPORTED = ", ".join(family.architecture for family in _FAMILIES.values())
 
 
@@ -70,7 +105,7 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
     Raises `ModelError` that names what cannot be run and says what to use instead.
     """
     family = _family(path, config)
-    fields = _Fields(path, config)
+    fields = Fields(path, config)
     num_heads = fields.integer("num_attention_heads")
     hidden_size = fields.integer("hidden_size")
     default_dim = family.head_dim or hidden_size // num_heads
@@ -83,13 +118,17 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         raise fields.error(
             f"{num_heads} attention heads do not divide among {num_kv_heads} key-value heads"
         )
-    if head_dim % 2:
+    name = family.architecture.removesuffix("ForCausalLM")
+    mla = None
+    if name in ("DeepseekV2", "DeepseekV3"):
+        mla = latent_config(fields, name)
+        num_kv_heads, head_dim = num_heads, mla.nope_dim + mla.rope_dim
+    elif head_dim % 2:
         raise fields.error(f"heads of odd size {head_dim} cannot be rotated")
     activation = config.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise fields.error(f"activation {activation!r} is not supported; only silu is")
-    model_type = family.architecture.removesuffix("ForCausalLM").lower()
-    bias = fields.boolean("attention_bias") if model_type in ("llama", "qwen3") else False
+    in_attention = _attention_bias(fields, name)
     context_length = fields.integer("max_position_embeddings", family.context_length)
     return ModelConfig(
         architecture=family.architecture,
@@ -101,15 +140,52 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         context_length=context_length,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(fields),
+        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
+        rope=rope_config(fields, context_length, family.rope_theta),
         tie_embeddings=fields.boolean("tie_word_embeddings"),
-        attention_bias=bias or model_type == "qwen2",
-        output_bias=bias,
-        mlp_bias=fields.boolean("mlp_bias") if model_type == "llama" else False,
-        qk_norm=model_type == "qwen3",
+        attention_bias=in_attention[0],
+        output_bias=in_attention[1],
+        mlp_bias=fields.boolean("mlp_bias") if name in ("Llama", "DeepseekV2") else False,
+        qk_norm=name in ("Qwen3", "Qwen3Moe"),
         sliding_window=_sliding_window(fields, family, context_length),
+        mla=mla,
+        moe=experts_config(fields, name),
+        num_prediction_layers=fields.count("num_nextn_predict_layers", 0) if mla else 0,
+        fp8_block=_fp8_block(fields),
     )
+
+
+def _attention_bias(fields: Fields, name: str) -> tuple[bool, bool]:
+    """Whether what makes queries, keys and values has biases, and whether the output has."""
+    if name == "Qwen2":
+        return True, False
+    if name == "Qwen2Moe":
+        return fields.boolean("qkv_bias", default=True), False
+    if name in ("Mistral", "Mixtral"):
+        return False, False
+    bias = fields.boolean("attention_bias")
+    return bias, bias
+
+
+def _fp8_block(fields: Fields) -> tuple[int, int] | None:
+    """The block of weights in FP8 with a scale a block; what else is quantised was refused."""
+    settings = fields.config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return None
+    block = settings.get("weight_block_size", [128, 128])
+    kind = settings.get("fmt", "e4m3"), settings.get("activation_scheme", "dynamic")
+    is_block = isinstance(block, list) and len(block) == 2
+    if not is_block or not all(type(size) is int and size > 0 for size in block):
+        raise fields.error(
+            f"FP8 weights with weight_block_size {block!r} are not supported, only with a scale a "
+            f"block; use the model's unquantised weights"
+        )
+    if kind != ("e4m3", "dynamic"):
+        raise fields.error(
+            f"FP8 weights of format {kind[0]!r} with {kind[1]} activations are not supported, only "
+            f"e4m3 with dynamic ones; use the model's unquantised weights"
+        )
+    return block[0], block[1]
 
 
 def _family(path: Path, config: Mapping[str, Any]) -> _Family:
@@ -120,8 +196,8 @@ def _family(path: Path, config: Mapping[str, Any]) -> _Family:
         raise ModelError(f"{path}: architectures is {named!r}, not a list of names")
     name = named[0] if named else None
     quantization = config.get("quantization_config", config.get("compression_config"))
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if quantization is not None and method != "fp8":
         raise ModelError(
             f"{path}: weights quantised with {method or 'an unknown method'} are not supported; "
             f"use the model's unquantised weights or a GGUF file of it"
@@ -145,101 +221,22 @@ def _family(path: Path, config: Mapping[str, Any]) -> _Family:
     )
 
 
-class _Fields:
-    """``config.json`` with its values checked; null counts as absent, as in `transformers`."""
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self.path = path
-        self.config = config
-
-    def error(self, sentence: str) -> ModelError:
-        return ModelError(f"{self.path}: {sentence}")
-
-    def number(self, name: str, default: float | None = None) -> float:
-        return self.positive(name, self.config.get(name), default)
-
-    def positive(self, name: str, value: Any, default: float | None = None) -> float:
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(f"{name} is missing; the folder is incomplete, fetch the model again")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(f"{name} is {value!r}, not a number")
-        if not math.isfinite(value) or value <= 0:
-            raise self.error(f"{name} is {value!r}, but must be above 0")
-        return value
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if value != int(value):
-            raise self.error(f"{name} is {value!r}, not a whole number")
-        return int(value)
-
-    def boolean(self, name: str) -> bool:
-        value = self.config.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(f"{name} is {value!r}, not true or false")
-        return bool(value)
-
-
-def _rope(fields: _Fields) -> RopeConfig:
-    config = fields.config
-    old = config.get("rope_scaling") or {}
-    new = config.get("rope_parameters") or {}
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        raise fields.error("rope_scaling is not an object")
-    scaling = {**old, **new}
-    if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise fields.error("rotary embedding that differs between layers is not supported")
-    if fields.positive("partial_rotary_factor", _partial(config, scaling), 1.0) != 1.0:
-        raise fields.error("rotary embedding over part of a head is not supported")
-    theta = scaling.get("rope_theta", config.get("rope_theta"))
-    kind = scaling.get("rope_type", scaling.get("type")) or "default"
-    rope_theta = float(fields.positive("rope_theta", theta, 10000.0))
-    if kind == "default":
-        return RopeConfig(theta=rope_theta)
-
-    def value(name: str) -> float:
-        return float(fields.positive(f"{name} of rope_scaling", scaling.get(name)))
-
-    if kind == "linear":
-        return RopeConfig(theta=rope_theta, kind="linear", factor=value("factor"))
-    if kind == "llama3":
-        low, high = value("low_freq_factor"), value("high_freq_factor")
-        if low >= high:
-            raise fields.error(f"low_freq_factor {low} must be below high_freq_factor {high}")
-        return RopeConfig(
-            theta=rope_theta,
-            kind="llama3",
-            factor=value("factor"),
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_context_length=int(value("original_max_position_embeddings")),
-        )
-    raise fields.error(
-        f"rotary scaling {kind!r} is not supported; supported are default, linear and llama3"
-    )
-
-
-def _partial(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> Any:
-    return scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-
-
-def _sliding_window(fields: _Fields, family: _Family, context_length: int) -> int | None:
+def _sliding_window(fields: Fields, family: _Family, context_length: int) -> int | None:
     """Tokens that every layer looks back over; None where that is the whole context."""
     config = fields.config
-    if family.sliding_window is None:
+    if family.architecture in _NO_WINDOW:
         return None
-    if family.architecture != "MistralForCausalLM" and not fields.boolean("use_sliding_window"):
+    always = family.architecture in ("MistralForCausalLM", "MixtralForCausalLM")
+    if not always and not fields.boolean("use_sliding_window"):
         return None
-    if "sliding_window" in config and config["sliding_window"] is None:
+    if config.get("sliding_window", family.sliding_window) is None:
         return None
     window = fields.integer("sliding_window", family.sliding_window)
     if window >= context_length:
         return None
-    if family.architecture == "MistralForCausalLM":
+    if always or family.architecture == "Qwen3MoeForCausalLM":
         return window
-    kinds = _layer_kinds(fields)
+    kinds = _layer_kinds(fields, family)
     if kinds == {"sliding_attention"}:
         return window
     if kinds == {"full_attention"}:
@@ -251,7 +248,7 @@ def _sliding_window(fields: _Fields, family: _Family, context_length: int) -> in
     )
 
 
-def _layer_kinds(fields: _Fields) -> set[str]:
+def _layer_kinds(fields: Fields, family: _Family) -> set[str]:
     kinds = fields.config.get("layer_types")
     num_layers = fields.integer("num_hidden_layers")
     if kinds is not None:
@@ -259,4 +256,9 @@ def _layer_kinds(fields: _Fields) -> set[str]:
             raise fields.error(f"layer_types does not name the kind of {num_layers} layers")
         return {str(kind) for kind in kinds}
     full = cast(int, fields.config.get("max_window_layers", 28))
+    if family.architecture == "Qwen2MoeForCausalLM":  # every other one of the first
+        sliding = {i for i in range(0, num_layers, 2) if i < full}
+        return {
+            "sliding_attention" if i in sliding else "full_attention" for i in range(num_layers)
+        }
     return {"sliding_attention" if i >= full else "full_attention" for i in range(num_layers)}

@@ -53,7 +53,9 @@ def read_tokenizer(
     path = folder / "tokenizer.json"
     if not path.is_file():
         others = [
-            n for n in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / n).is_file()
+            n
+            for n in ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
+            if (folder / n).is_file()
         ]
         found = f"; {others[0]} alone is not enough" if others else ""
         raise ModelError(

@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Architecture = Literal[
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -12,15 +24,67 @@ class RopeConfig:
 
     ``linear`` divides positions by ``factor``. ``llama3`` stretches the low frequencies by
     ``factor`` and blends between ``low_freq_factor`` and ``high_freq_factor`` wavelengths of
-    ``original_context_length`` (Llama 3.1).
+    ``original_context_length`` (Llama 3.1). ``yarn`` divides the frequencies that rotate less than
+    ``slow_rotations`` times within ``original_context_length`` by ``factor``, keeps those that
+    rotate more than ``fast_rotations`` times, and blends between the two by dimension; rotated
+    queries and keys are multiplied by ``amplitude`` (Peng et al. 2023).
     """
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_length: int = 0
+    fast_rotations: float = 32.0
+    slow_rotations: float = 1.0
+    whole_dimensions: bool = True  # the blend begins and ends at whole dimensions
+    amplitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaConfig:
+    """Multi-head latent attention (DeepSeek-V2): what is cached of a token is one latent vector
+    and one rotated key for all heads; keys and values of the heads are made from the latent.
+
+    ``rope_interleaved``: adjacent elements are rotated as a pair, not those half a head apart.
+    ``scale`` multiplies the scores.
+    """
+
+    q_lora_rank: int | None  # None: queries come from the hidden state directly
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    rope_interleaved: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Layers whose feed-forward part is a mixture of experts, and how a token chooses among them.
+
+    Scores of all experts are a softmax or sigmoids of the router's logits. Where there are groups,
+    experts are taken from the ``num_groups_kept`` best groups alone; a group is as good as its
+    best expert, or as the sum of its best two. ``correction_bias`` is added to the scores for the
+    choice and not for the weights. Weights are divided by their sum where ``normalise``, and
+    multiplied by ``scaling``.
+    """
+
+    layers: tuple[int, ...]  # numbers of the layers that have experts
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int  # of one expert
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1
+    num_groups_kept: int = 1
+    group_score: Literal["best", "best_two"] = "best"
+    correction_bias: bool = False
+    normalise: bool = False
+    scaling: float = 1.0
+    float32_router: bool = False  # logits in float32, not in the model's dtype
+    shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
+    shared_gate: bool = False  # it is weighted by a sigmoid (Qwen2-MoE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +94,7 @@ class ModelConfig:
     ``vocab_size`` is the rows of the output layer, which may exceed the tokenizer's.
     """
 
-    architecture: Literal[
-        "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-    ]
+    architecture: Architecture
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -49,16 +111,63 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over head_dim of q and k before rope (Qwen3)
     sliding_window: int | None = None  # None also where the window exceeds context_length
+    mla: MlaConfig | None = None
+    moe: MoeConfig | None = None
+    num_prediction_layers: int = 0  # behind the others in the files; they are not used
+    fp8_block: tuple[int, int] | None = None  # rows and columns that share a scale, where in FP8
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_dim if self.mla is None else self.mla.rope_dim
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Of one token and layer: heads, elements of a key, elements of a value. With latent
+        attention the latent stands for the key, and the rotated key for the value."""
+        if self.mla is not None:
+            return 1, self.mla.kv_lora_rank, self.mla.rope_dim
+        return self.num_kv_heads, self.head_dim, self.head_dim
 
     @property
     def num_kv_elements_per_token(self) -> int:
         """Elements of keys and values that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        heads, key, value = self.kv_shape
+        return self.num_layers * heads * (key + value)
+
+    @property
+    def num_expanded_kv_elements_per_token(self) -> int:
+        """What a token's keys and values would take if those of every head were kept."""
+        if self.mla is None:
+            return self.num_kv_elements_per_token
+        head = self.mla.nope_dim + self.mla.rope_dim + self.mla.v_dim
+        return self.num_layers * self.num_heads * head
 
     @property
     def num_parameters(self) -> int:
         """Weights in elements, biases and norms left out."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
-        heads = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.num_layers * layer + heads
+        table = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        moe = self.moe
+        num_dense = self.num_layers - (0 if moe is None else len(moe.layers))
+        layers = self.num_layers * self._attention_parameters
+        layers += num_dense * 3 * self.hidden_size * self.intermediate_size
+        if moe is not None:
+            width = moe.num_experts * moe.intermediate_size + moe.shared_intermediate_size
+            routed = moe.num_experts + int(moe.shared_gate)
+            layers += len(moe.layers) * self.hidden_size * (3 * width + routed)
+        return layers + table
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Of one layer."""
+        mla = self.mla
+        if mla is None:
+            return self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        q_size = self.num_heads * (mla.nope_dim + mla.rope_dim)
+        if mla.q_lora_rank is None:
+            queries = self.hidden_size * q_size
+        else:
+            queries = mla.q_lora_rank * (self.hidden_size + q_size)
+        latents = self.hidden_size * (mla.kv_lora_rank + mla.rope_dim)
+        heads = self.num_heads * mla.kv_lora_rank * (mla.nope_dim + mla.v_dim)
+        return queries + latents + heads + self.num_heads * mla.v_dim * self.hidden_size

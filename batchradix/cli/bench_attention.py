@@ -58,6 +58,11 @@ def bench_attention(
     )
     progress = choose_progress(quiet=False)
     checkpoint = open_checkpoint(shared.named_model(model), notify=progress.message)
+    if checkpoint.config.mla is not None:
+        raise OptionError(
+            f"{checkpoint.name} has latent attention (MLA), for which there is one backend and "
+            f"nothing to choose; measure another model"
+        )
     place, _ = find_device(wanted.device)
     resolved = resolve_dtype(wanted.dtype, device=place, has_bf16=has_bf16())
     torch.set_num_threads(wanted.num_threads or num_threads())

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from batchradix.engine.accelerator import Accelerator, Replay
-from batchradix.engine.attention.base import AttentionBackend, FixedPlans
+from batchradix.engine.attention.base import FixedPlans, KVBackend
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM
 from batchradix.engine.step import Step
@@ -38,7 +38,7 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, accelerator: Accelerator, attention: AttentionBackend, pool: Any, max_tokens: int
+        self, accelerator: Accelerator, attention: KVBackend, pool: Any, max_tokens: int
     ) -> None:
         assert isinstance(attention, FixedPlans)
         self._accelerator = accelerator

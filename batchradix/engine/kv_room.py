@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from batchradix.engine.accelerator import Accelerator
-from batchradix.engine.attention.base import AttentionBackend
+from batchradix.engine.attention.base import KVBackend
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.registry import CausalLM
 from batchradix.engine.step import Step, empty_i64, i64_table
@@ -20,7 +20,7 @@ SHARE = 0.9  # of what is left; graphs, libraries and other processes take some 
 def fitting_slots(
     accelerator: Accelerator,
     model: CausalLM,
-    attention: AttentionBackend,
+    attention: KVBackend,
     *,
     most: int,
     token_bytes: int,
@@ -51,7 +51,7 @@ def fitting_slots(
 def _largest_step(
     accelerator: Accelerator,
     model: CausalLM,
-    attention: AttentionBackend,
+    attention: KVBackend,
     num_tokens: int,
     num_rows: int,
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -16,8 +17,9 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import EngineSettings
 from batchradix.engine.accelerator import Accelerator, open_accelerator
-from batchradix.engine.attention.base import AttentionShape, FixedPlans
-from batchradix.engine.attention.registry import make_backend
+from batchradix.engine.attention.base import AttentionShape, FixedPlans, KVBackend, torch_dtype
+from batchradix.engine.attention.mla_base import MlaShape
+from batchradix.engine.attention.registry import make_backend, make_mla_backend
 from batchradix.engine.cache.pool import Extent, slots_of
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
@@ -26,8 +28,8 @@ from batchradix.engine.device import open_device
 from batchradix.engine.kv_room import fitting_slots
 from batchradix.engine.memory import Retreat, enough_memory
 from batchradix.engine.models.batch import Batch
-from batchradix.engine.models.load import TensorSource
 from batchradix.engine.models.registry import CausalLM, load_model
+from batchradix.engine.models.source import TensorSource
 from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
 from batchradix.errors import OptionError
 from batchradix.types import I64
@@ -66,16 +68,9 @@ class ModelRunner:
         self._vocab_size = config.vocab_size
         self._holds: dict[int, torch.Tensor] = {}
         self._hidden: torch.Tensor | None = None  # [R, D] of the launched step
-        self._block_shape = (config.num_layers, config.num_kv_heads, -1, config.head_dim)
-        shape = AttentionShape.of(
-            config,
-            dtype=settings.dtype,
-            device=self._device,
-            batch_invariant=settings.deterministic,
-            kv_dtype=settings.kv_dtype,
-        )
-        self._kv_dtype = shape.pool_dtype
-        self._attention = make_backend(settings.attention, shape, cache_folder())
+        heads, *sizes = config.kv_shape
+        self._block_shapes = [(config.num_layers, heads, -1, size) for size in sizes]
+        self._attention, self._kv_dtype = _make_attention(config, settings, self._device)
         loading = (
             f"while loading {checkpoint.name} in {settings.dtype} with room for "
             f"{settings.kv_tokens} tokens of keys and values"
@@ -84,7 +79,7 @@ class ModelRunner:
         with enough_memory(loading, smaller), torch.inference_mode():
             self._model: CausalLM | None = load_model(
                 checkpoint,
-                shape.dtype,
+                torch_dtype(settings.dtype),
                 self._device,
                 quantize=settings.quantize,
                 batch_invariant=settings.deterministic,
@@ -95,10 +90,9 @@ class ModelRunner:
                 self.num_slots = self._fitting_slots(self._model, config, settings)
             self._pool = self._attention.allocate(self.num_slots)
         self._graphs: DecodeGraphs | None = None
-        if settings.cuda_graphs == "on" or (
-            settings.cuda_graphs == "auto" and isinstance(self._attention, FixedPlans)
-        ):
-            self._graphs = self._make_graphs(settings)
+        recordable = isinstance(self._attention, FixedPlans) and self._model.is_recordable
+        if settings.cuda_graphs == "on" or (settings.cuda_graphs == "auto" and recordable):
+            self._graphs = self._make_graphs(self._model, settings)
 
     @property
     def notices(self) -> list[str]:
@@ -140,11 +134,16 @@ class ModelRunner:
         with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             return model.logits_of(hidden, token_ids.tolist())
 
-    def _make_graphs(self, settings: EngineSettings) -> DecodeGraphs:
+    def _make_graphs(self, model: CausalLM, settings: EngineSettings) -> DecodeGraphs:
         if not isinstance(self._attention, FixedPlans):
             raise OptionError(
                 f"`cuda_graphs` need an `attention` of triton, not {settings.attention}; change "
                 f"that, or leave them out"
+            )
+        if not model.is_recordable:
+            raise OptionError(
+                "`cuda_graphs` are not supported for the experts of this model, which the host "
+                "has to count in each layer; leave them out"
             )
         return DecodeGraphs(
             self._accelerator, self._attention, self._pool, max_tokens=settings.batch_size
@@ -243,8 +242,8 @@ class ModelRunner:
 
     def _load(self, load: KVLoad) -> None:
         k, v = (
-            torch.frombuffer(side, dtype=self._kv_dtype).view(self._block_shape)
-            for side in (load.block.k, load.block.v)
+            torch.frombuffer(side, dtype=self._kv_dtype).view(shape)
+            for side, shape in zip((load.block.k, load.block.v), self._block_shapes, strict=True)
         )
         first = load.first
         for slot_start, num_slots in load.extents.tolist():
@@ -255,14 +254,15 @@ class ModelRunner:
         assert self._space is not None
         slots = slots_of(_pairs(spill.extents))
         # token by token, so that any run of places is one of bytes
-        k_and_v = torch.stack(self._attention.export(self._pool, slots)).permute(3, 0, 1, 2, 4)
+        k_and_v = torch.cat(self._attention.export(self._pool, slots), dim=-1).permute(2, 0, 1, 3)
         self._space.write(_pairs(spill.places), _bytes(k_and_v))
 
     def _reload(self, reload: KVTransfer) -> None:
         assert self._space is not None
-        layers, heads, _, width = self._block_shape
+        (layers, heads, _, k_size), (*_, v_size) = self._block_shapes
         data = torch.frombuffer(self._space.read(_pairs(reload.places)), dtype=self._kv_dtype)
-        k, v = data.view(-1, 2, layers, heads, width).permute(1, 2, 3, 0, 4).unbind(0)
+        k_and_v = data.view(-1, layers, heads, k_size + v_size).permute(1, 2, 0, 3)
+        k, v = k_and_v[..., :k_size], k_and_v[..., k_size:]
         first = 0
         for slot_start, num_slots in reload.extents.tolist():
             self._put(slot_start, k, v, slice(first, first + num_slots))
@@ -290,6 +290,27 @@ class ModelRunner:
             for source in sources.tolist()
         ]
         return torch.stack(rows)
+
+
+def _make_attention(
+    config: ModelConfig, settings: EngineSettings, device: torch.device
+) -> tuple[KVBackend, torch.dtype]:
+    """The backend, and what it stores. Raises `OptionError` when there is none for the model."""
+    of: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "device": device,
+        "batch_invariant": settings.deterministic,
+    }
+    if config.mla is None:
+        shape = AttentionShape.of(config, kv_dtype=settings.kv_dtype, **of)
+        return make_backend(settings.attention, shape, cache_folder()), shape.pool_dtype
+    if settings.kv_dtype != "auto":
+        raise OptionError(
+            f"`kv_dtype` {settings.kv_dtype} is not supported for models with latent attention "
+            f"(MLA), which keep little as it is; leave it out"
+        )
+    latent = MlaShape.of(config, **of)
+    return make_mla_backend(settings.attention, latent), latent.dtype
 
 
 def forward_retreat() -> Retreat:

@@ -18,7 +18,7 @@ from batchradix.pipeline.parts import Parts, fingerprint, names_in_words, open_p
 from batchradix.pipeline.planned import Planned, plan_rows, settle_engine, shortages
 from batchradix.pipeline.table import finished_schema
 from batchradix.report.progress import Progress, Silent
-from batchradix.report.summary import planned_tokens
+from batchradix.report.summary import of_token_bytes, planned_tokens
 from batchradix.scratch import Scratch
 from batchradix.sink.folder import check_output, other_job
 from batchradix.sink.formats import check_format
@@ -30,9 +30,11 @@ _TEXT_BYTES = 5  # of an answer's token, generously
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """A job that would run. ``error_rows``: by code, how many rows could not, and the sentence
-    of the first. ``kv_bytes`` is the pool's size, ``weight_bytes`` the model's in its dtype;
-    ``disk_bytes`` is what answers could take at most beside and in the output, ``token_bytes``
-    what tokens and plan take in the temporary folder; both with what is free there."""
+    of the first. ``kv_bytes`` is the pool's size, ``kv_token_bytes`` a token's in it, and
+    ``expanded_kv_token_bytes`` what keys and values of all heads would take; ``weight_bytes`` is
+    the model's size in its dtype. ``disk_bytes`` is what answers could take at most beside and in
+    the output, ``token_bytes`` what tokens and plan take in the temporary folder; both with what
+    is free there."""
 
     lines: list[tuple[str, str]]
     error_rows: dict[str, tuple[int, str]]
@@ -42,6 +44,8 @@ class Checked:
     distinct_tokens: int
     kv_tokens: int
     kv_bytes: int
+    kv_token_bytes: int
+    expanded_kv_token_bytes: int
     weight_bytes: int
     disk_bytes: int
     disk_free_bytes: int
@@ -63,6 +67,8 @@ class Checked:
             "distinct_tokens": self.distinct_tokens,
             "kv_tokens": self.kv_tokens,
             "kv_bytes": self.kv_bytes,
+            "kv_token_bytes": self.kv_token_bytes,
+            "expanded_kv_token_bytes": self.expanded_kv_token_bytes,
             "weight_bytes": self.weight_bytes,
             "disk_bytes": self.disk_bytes,
             "disk_free_bytes": self.disk_free_bytes,
@@ -142,6 +148,9 @@ def _report(
         distinct_tokens=summary.distinct_tokens,
         kv_tokens=settings.kv_tokens,
         kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * settings.kv_element_bytes,
+        kv_token_bytes=model.num_kv_elements_per_token * settings.kv_element_bytes,
+        expanded_kv_token_bytes=model.num_expanded_kv_elements_per_token
+        * settings.kv_element_bytes,
         weight_bytes=model.num_parameters * settings.element_bytes,
         # Text and value, in the shards and in the finished file.
         disk_bytes=4 * _TEXT_BYTES * most_answer_tokens + 256 * len(rows),
@@ -177,7 +186,8 @@ def _lines(parts: Parts, checked: Checked, settings: EngineSettings) -> list[tup
         (
             "memory",
             f"{_size(checked.weight_bytes)} of weights, {_size(checked.kv_bytes)} for "
-            f"{checked.kv_tokens:,} KV tokens",
+            f"{checked.kv_tokens:,} KV tokens"
+            + of_token_bytes(checked.kv_token_bytes, checked.expanded_kv_token_bytes),
         ),
         (
             "disk",

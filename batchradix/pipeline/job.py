@@ -286,8 +286,9 @@ def _answer(
     started_s = time.monotonic()
     settings = settle_engine(parts, planned)
     summary.dtype = settings.precision
-    model = parts.checkpoint.config
-    summary.kv_token_bytes = model.num_kv_elements_per_token * settings.kv_element_bytes
+    model, width = parts.checkpoint.config, settings.kv_element_bytes
+    summary.kv_token_bytes = width * model.num_kv_elements_per_token
+    summary.expanded_kv_token_bytes = width * model.num_expanded_kv_elements_per_token
     progress.message(
         f"loading {parts.checkpoint.name} in {settings.precision} on {settings.device}, "
         f"{settings.kv_tokens:,} KV tokens, up to {settings.batch_size} rows at once"

@@ -18,6 +18,17 @@ def planned_tokens(prompt_tokens: int, opening_tokens: int) -> str:
     )
 
 
+def of_token_bytes(kv_token_bytes: int, expanded_kv_token_bytes: int) -> str:
+    """What follows a number of KV tokens: what one takes, and what the keys and values of all heads
+    would where a model keeps latents. Empty where nothing is known."""
+    if not kv_token_bytes:
+        return ""
+    text = f" of {kv_token_bytes:,} bytes"
+    if expanded_kv_token_bytes in (0, kv_token_bytes):
+        return text
+    return f"{text} (keys and values of all heads: {expanded_kv_token_bytes:,})"
+
+
 @dataclass(slots=True, kw_only=True)
 class Summary:
     """Counts over the whole table, the engine's counters over this run.
@@ -29,8 +40,9 @@ class Summary:
     committed by an earlier run; ``duplicate_rows`` took another row's answer;
     ``retried_rows`` ran again because their answer was invalid, which threw ``discarded_tokens``
     answer tokens away (the engine's counters have them, ``completion_tokens`` has not). These,
-    ``usage`` and ``seconds`` are of this run. ``kv_token_bytes``: what a token's keys and values
-    take, 0 where no engine ran.
+    ``usage`` and ``seconds`` are of this run. ``kv_token_bytes``: what a token takes in the KV
+    cache, ``expanded_kv_token_bytes``: what keys and values of all heads would take; 0 where no
+    engine ran.
     """
 
     rows: int = 0
@@ -48,6 +60,7 @@ class Summary:
     completion_tokens: int = 0
     usage: Usage = field(default_factory=Usage)
     kv_token_bytes: int = 0
+    expanded_kv_token_bytes: int = 0
     peak_rss_bytes: int = 0
     load_s: float = 0.0
     plan_s: float = 0.0
@@ -116,6 +129,7 @@ class Summary:
             "preemptions": usage.preemptions,
             "peak_kv_tokens": usage.peak_kv_tokens,
             "kv_token_bytes": self.kv_token_bytes,
+            "expanded_kv_token_bytes": self.expanded_kv_token_bytes,
             "peak_rss_bytes": self.peak_rss_bytes,
             "seconds": {
                 "load": round(self.load_s, 3),
@@ -177,7 +191,7 @@ class Summary:
                 "memory",
                 f"{self.peak_rss_bytes / 2**20:,.0f} MiB at most, "
                 f"{usage.peak_kv_tokens:,} KV tokens"
-                + (f" of {self.kv_token_bytes:,} bytes" if self.kv_token_bytes else ""),
+                + of_token_bytes(self.kv_token_bytes, self.expanded_kv_token_bytes),
             ),
             (
                 "time",

@@ -118,10 +118,11 @@ def check_all_equal(ways: dict[str, Logits], num_rows: int, new_tokens: int) -> 
         pytest.param({"dtype": "bfloat16", "quantize": "int8"}, id="int8"),
     ],
 )
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_a_rows_logits_are_its_own(
-    harness: ModuleType, tiny_model_folder: Any, changes: dict[str, Any]
+    harness: ModuleType, tiny_model_folder: Any, family: str, changes: dict[str, Any]
 ) -> None:
-    checkpoint = open_checkpoint(str(tiny_model_folder("random", family="qwen3")))
+    checkpoint = open_checkpoint(str(tiny_model_folder("random", family=family)))
     prompts = prompts_that_share(random.Random(5), 250)
     ways = all_the_ways(harness, checkpoint, prompts, 12, deterministic=True, **changes)
     check_all_equal(ways, len(prompts), 12)

@@ -37,7 +37,7 @@ def run(harness: ModuleType, checkpoint: Checkpoint, prompts: Any, **changes: An
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "deepseek-v2"])
 def test_rows_that_gave_way_go_on_where_they_were(
     harness: ModuleType, i3: ModuleType, tiny_model_folder: Any, family: str, dtype: str
 ) -> None:

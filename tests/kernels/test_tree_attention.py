@@ -60,6 +60,18 @@ def test_a_piece_equals_the_reference_in_a_poisoned_pool(
     assert_matches(lse, reference_lse(q, keys, scale, causal), TOLERANCES[dtype], what="lse")
 
 
+@pytest.mark.parametrize("implementation", list(IMPLEMENTATIONS))
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_may_be_narrower_than_keys(implementation, causal):
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 9, 3, 24), torch.randn(2, 9, 24), torch.randn(2, 9, 24)
+    attend = IMPLEMENTATIONS[implementation]
+    wanted, wanted_lse = attend(q, k, v, scale=0.2, causal=causal)
+    out, lse = attend(q, k, v[..., :16], scale=0.2, causal=causal)
+    assert_matches(out, wanted[..., :16], TOLERANCES[torch.float32])
+    assert_matches(lse, wanted_lse, TOLERANCES[torch.float32], what="lse")
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_piece_cut_along_its_queries_equals_the_whole(monkeypatch, causal):
     q, kv = torch.randn(2, 23, 3, 16), torch.randn(2, 2, 23, 16)
@@ -70,25 +82,30 @@ def test_a_piece_cut_along_its_queries_equals_the_whole(monkeypatch, causal):
         assert_matches(one, other, TOLERANCES[torch.float32], what=what)
 
 
-def test_padded_pieces_equal_each_piece_alone():
+@pytest.mark.parametrize("v_dim", [24, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_pieces_equal_each_piece_alone(dtype, v_dim):
     torch.manual_seed(1)
     sizes, head_dim, scale = [(3, 5), (1, 8), (3, 1)], 24, 0.2
     rows, slots = 3, 8
-    q, kv = torch.randn(3, rows, head_dim), torch.randn(2, 3, slots, head_dim)
+    q = torch.randn(3, rows, head_dim).to(dtype)
+    k, v = torch.randn(2, 3, slots, head_dim).to(dtype).unbind(0)
+    v = v[..., :v_dim]
     bias = torch.zeros(3, rows, slots)
     for piece, (_, seen) in enumerate(sizes):
         bias[piece, :, seen:] = -math.inf
-    out, lse = attend_padded(q, *kv, bias, scale=scale)
+    out, lse = attend_padded(q, k, v, bias, scale=scale)
+    assert out.dtype == torch.float32
     for piece, (num_rows, seen) in enumerate(sizes):
         wanted, wanted_lse = attend_piece_matmul(
             q[piece, None, :num_rows, None],
-            kv[0, piece, None, :seen],
-            kv[1, piece, None, :seen],
+            k[piece, None, :seen],
+            v[piece, None, :seen],
             scale=scale,
             causal=False,
         )
-        assert_matches(out[piece, :num_rows], wanted[0, :, 0], TOLERANCES[torch.float32])
-        assert_matches(lse[piece, :num_rows], wanted_lse[0, :, 0], TOLERANCES[torch.float32])
+        assert_matches(out[piece, :num_rows], wanted[0, :, 0], TOLERANCES[dtype])
+        assert_matches(lse[piece, :num_rows], wanted_lse[0, :, 0], TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -99,3 +116,13 @@ def test_a_query_without_a_finite_score_or_value_is_not_hidden(causal, broken):
     {"queries": q[:, 2], "keys": k, "values": v}[broken].fill_(math.nan)
     out, _ = attend_piece(q, k, v, scale=0.125, causal=causal)
     assert out[:, 2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_padded_row_without_a_finite_score_is_not_hidden(dtype):
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(2, 4, 16).to(dtype) for _ in range(3))
+    q[1, 2] = math.nan
+    out, _ = attend_padded(q, k, v, torch.zeros(2, 4, 4), scale=0.25)
+    assert out[1, 2].isnan().all()
+    assert out[0].isfinite().all()

@@ -21,6 +21,11 @@ _DTYPES = {
 }
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that `EngineSettings` names so."""
+    return _DTYPES[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """The numbers of a model that a backend needs; ``scale`` multiplies the scores.
@@ -64,17 +69,17 @@ class AttentionShape:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
-            dtype=_DTYPES[dtype],
+            dtype=torch_dtype(dtype),
             device=device,
             batch_invariant=batch_invariant,
             kv_dtype=FLOAT8 if kv_dtype == "fp8" else None,
         )
 
 
-class AttentionBackend(Protocol):
+class KVBackend(Protocol):
     """Owns the layout of the pool; pool and plan are opaque to everyone else.
 
-    Legend: T queries of the step, H query heads, K key heads, E head dimension, L layers, n slots.
+    Legend: T queries of the step, H query heads, K key heads, E key, V value, L layers, n slots.
     """
 
     def allocate(self, num_slots: int) -> Any:
@@ -90,17 +95,21 @@ class AttentionBackend(Protocol):
         ...
 
     def export(self, pool: Any, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values in some slots, each [L, K, n, E] in the pool's dtype and
-        in this layout whatever the pool's is."""
+        """Copies of the keys and values in some slots, [L, K, n, E] and [L, K, n, V] in the pool's
+        dtype and in this layout whatever the pool's is."""
         ...
 
-    def load(self, pool: Any, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor) -> None:
+    def load(self, pool: Any, slot_start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Writes keys and values, as `export` gave them, to n slots from ``slot_start`` on."""
         ...
 
     def plan(self, step: Step) -> Any:
         """Everything of the step that does not depend on the layer."""
         ...
+
+
+class AttentionBackend(KVBackend, Protocol):
+    """For models that keep keys and values of heads; their sizes are the same, E."""
 
     def run(
         self,

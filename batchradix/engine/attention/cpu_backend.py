@@ -77,11 +77,9 @@ class CpuAttention:
         keys, values = torch.stack(layers).unbind(1)
         return keys, values
 
-    def load(
-        self, pool: PairedPool, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor
-    ) -> None:
-        slots = np.arange(slot_start, slot_start + k_LKnE.shape[2])
-        for layer, kv in enumerate(torch.stack((k_LKnE, v_LKnE), dim=1)):
+    def load(self, pool: PairedPool, slot_start: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        slots = np.arange(slot_start, slot_start + k.shape[2])
+        for layer, kv in enumerate(torch.stack((k, v), dim=1)):
             pool.write(layer, slots, kv)
 
     def plan(self, step: Step) -> CpuTreePlan:

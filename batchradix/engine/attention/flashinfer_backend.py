@@ -98,10 +98,8 @@ class FlashInferAttention:
     def export(self, pool: torch.Tensor, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
         return plain_pool.export(pool, slots)
 
-    def load(
-        self, pool: torch.Tensor, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor
-    ) -> None:
-        plain_pool.load(pool, slot_start, k_LKnE, v_LKnE)
+    def load(self, pool: torch.Tensor, slot_start: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        plain_pool.load(pool, slot_start, k, v)
 
     def plan(self, step: Step) -> FlashInferPlan:
         """A plan, which holds until the next one is made."""

@@ -43,10 +43,10 @@ def export(pool: torch.Tensor, slots: I64) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-def load(pool: torch.Tensor, slot_start: int, k_LKnE: torch.Tensor, v_LKnE: torch.Tensor) -> None:
-    slots = slice(slot_start, slot_start + k_LKnE.shape[2])
-    as_bytes(pool)[:, 0, :, slots] = as_bytes(k_LKnE)
-    as_bytes(pool)[:, 1, :, slots] = as_bytes(v_LKnE)
+def load(pool: torch.Tensor, slot_start: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    slots = slice(slot_start, slot_start + k.shape[2])
+    as_bytes(pool)[:, 0, :, slots] = as_bytes(k)
+    as_bytes(pool)[:, 1, :, slots] = as_bytes(v)
 
 
 def _slots(slots: I64, device: torch.device) -> torch.Tensor:

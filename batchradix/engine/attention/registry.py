@@ -9,6 +9,8 @@ from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
 from batchradix.engine.attention.measured import fastest, read_tiles, read_times, table_key
+from batchradix.engine.attention.mla_base import MlaBackend, MlaShape
+from batchradix.engine.attention.mla_torch import TorchMla
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
@@ -21,6 +23,29 @@ BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
     "triton": TritonAttention,
     "flashinfer": FlashInferAttention,
 }
+
+MLA_BACKENDS: dict[str, Callable[[MlaShape], MlaBackend]] = {
+    "torch": TorchMla,
+}
+
+
+def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
+    """The backend of that name for latent attention; ``auto`` is torch.
+
+    Raises `OptionError` for a name that is not in `MLA_BACKENDS`, or one that cannot serve.
+    """
+    if shape.batch_invariant:
+        raise OptionError(
+            "`deterministic` is not supported for models with latent attention (MLA); leave it out"
+        )
+    if name == "auto":
+        name = "torch"
+    if name not in MLA_BACKENDS:
+        raise OptionError(
+            f"`attention` must be auto, {', '.join(MLA_BACKENDS)} for models with latent attention "
+            f"(MLA), not {name!r}"
+        )
+    return MLA_BACKENDS[name](shape)
 
 
 def make_backend(name: str, shape: AttentionShape, folder: Path | None = None) -> AttentionBackend:

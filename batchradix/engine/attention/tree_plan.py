@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchradix.engine.step import Step
 from batchradix.types import I64
 
 # Measured on two AVX-512 cores: a padded product beats one call a piece below these sizes,
@@ -29,6 +29,19 @@ MAX_GROUP_ELEMENTS = 1 << 21  # of gathered keys and values, and of scores
 # pieces and small causal ones (a third less at 512 queries).
 CAUSAL_BLOCK = 64
 MAX_LEVELS = 8
+
+
+class StepPieces(Protocol):
+    """What of a `Step` is cut here: all of its pieces, or some."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def context(self) -> I64: ...
+
+    @property
+    def causal(self) -> I64: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +91,10 @@ class GroupLimits:
 
     queries_per_kv_head: int
     num_kv_heads: int
-    head_dim: int
+    kv_width: int  # elements of a slot's key and value
 
 
-def plan_rounds(step: Step, limits: GroupLimits) -> tuple[Round, ...]:
+def plan_rounds(step: StepPieces, limits: GroupLimits) -> tuple[Round, ...]:
     """One round unless some query has more than `MAX_LEVELS` pieces.
 
     From the second round on, level 0 holds what earlier rounds merged.
@@ -94,7 +107,7 @@ def plan_rounds(step: Step, limits: GroupLimits) -> tuple[Round, ...]:
     return tuple(_make_round(pieces, step.num_tokens, limits) for pieces in rounds)
 
 
-def _levelled(step: Step) -> Iterator[tuple[int, Piece]]:
+def _levelled(step: StepPieces) -> Iterator[tuple[int, Piece]]:
     """Every piece with the number of its round."""
     used = np.zeros(step.num_tokens, dtype=np.int64)
     for slot_start, num_slots, query_start, query_end, causal in _cut(step):
@@ -107,7 +120,7 @@ def _levelled(step: Step) -> Iterator[tuple[int, Piece]]:
         yield index, Piece(slot_start, num_slots, query_start, query_end, causal, place)
 
 
-def _cut(step: Step) -> Iterator[tuple[int, int, int, int, bool]]:
+def _cut(step: StepPieces) -> Iterator[tuple[int, int, int, int, bool]]:
     """(slot_start, num_slots, query_start, query_end, causal): where partial sums are cut."""
     for slot_start, num_slots, query_start, query_end in step.context.tolist():
         yield slot_start, num_slots, query_start, query_end, False
@@ -148,7 +161,7 @@ def _similar(pieces: list[Piece], limits: GroupLimits) -> Iterator[list[Piece]]:
         rows = max(most_rows, rows)
         count = len(group) + 1
         padded = count * slots * (rows + GATHER_ROWS)
-        elements = count * slots * limits.num_kv_heads * max(2 * limits.head_dim, rows)
+        elements = count * slots * limits.num_kv_heads * max(limits.kv_width, rows)
         if group and (
             padded > PADDING_FACTOR * (useful + cost) + PADDING_SLACK
             or elements > MAX_GROUP_ELEMENTS

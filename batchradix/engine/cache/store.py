@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -53,7 +54,8 @@ class BlockShape:
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    k_dim: int
+    v_dim: int
     dtype: str
     num_tokens: int = BLOCK_TOKENS
 
@@ -87,6 +89,7 @@ def open_store(checkpoint: Checkpoint, settings: EngineSettings) -> KVStore | No
     if settings.kv_store is None:
         return None
     config = checkpoint.config
+    num_kv_heads, k_dim, v_dim = config.kv_shape
     decisive = {
         name: value for name, value in asdict(settings).items() if name not in _NEUTRAL_SETTINGS
     }
@@ -95,8 +98,9 @@ def open_store(checkpoint: Checkpoint, settings: EngineSettings) -> KVStore | No
         identity={"model": checkpoint.content_hash, "version": VERSION, **decisive},
         shape=BlockShape(
             num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_kv_heads=num_kv_heads,
+            k_dim=k_dim,
+            v_dim=v_dim,
             dtype=settings.dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
         ),
         max_bytes=settings.kv_store_bytes,
@@ -119,19 +123,18 @@ class KVStore:
         self._max_bytes = max_bytes
         self._identity = json.dumps(identity, sort_keys=True)
         name, element_bytes = _DTYPES[shape.dtype]
-        sizes = [shape.num_layers, shape.num_kv_heads, shape.num_tokens, shape.head_dim]
         self.block_tokens = shape.num_tokens
-        self._side_bytes = element_bytes
-        for size in sizes:
-            self._side_bytes *= size
-        self._tensors = {
-            side: {
+        self._tensors: dict[str, dict[str, Any]] = {}
+        self._k_bytes = self._block_bytes = 0
+        for side, width in (("k", shape.k_dim), ("v", shape.v_dim)):
+            self._k_bytes, start = self._block_bytes, self._block_bytes
+            sizes = [shape.num_layers, shape.num_kv_heads, shape.num_tokens, width]
+            self._block_bytes += math.prod(sizes) * element_bytes
+            self._tensors[side] = {
                 "dtype": name,
                 "shape": sizes,
-                "data_offsets": [place * self._side_bytes, (place + 1) * self._side_bytes],
+                "data_offsets": [start, self._block_bytes],
             }
-            for place, side in enumerate("kv")
-        }
         self._opened_ns = time.time_ns()
         self._ends: dict[str, int] = {}  # of the blocks that are there, by key
         self._last_end = 0
@@ -180,7 +183,7 @@ class KVStore:
     def lacks(self, key: str) -> bool:
         """Whether a block is to be written: it is not there, and there is room for it."""
         room = self._max_bytes - self._own_bytes
-        return self._is_writable and key not in self._ends and 2 * self._side_bytes <= room
+        return self._is_writable and key not in self._ends and self._block_bytes <= room
 
     def write(self, key: str, block: KVBlock) -> None:
         """Keeps a block; what cannot be written is not kept."""
@@ -199,8 +202,8 @@ class KVStore:
                 file.flush()  # or closing it would set its time
                 self._touch(file.fileno(), end)
             self._note(key, end)
-            self._total_bytes += 2 * self._side_bytes
-            self._own_bytes += 2 * self._side_bytes
+            self._total_bytes += self._block_bytes
+            self._own_bytes += self._block_bytes
             if self._total_bytes > self._max_bytes:
                 self._scan()
         except OSError as error:
@@ -216,10 +219,10 @@ class KVStore:
                 f"the KV store {self._folder} cannot be used ({error.strerror or error}), so "
                 f"nothing is loaded from it and nothing kept; name a folder of your own"
             )
-        if self._is_writable and 2 * self._side_bytes > self._max_bytes:
+        if self._is_writable and self._block_bytes > self._max_bytes:
             self._trouble.append(
                 f"the KV store may take {self._max_bytes:,} bytes, which is less than the "
-                f"{2 * self._side_bytes:,} of {self.block_tokens} tokens; raise --kv-store-size"
+                f"{self._block_bytes:,} of {self.block_tokens} tokens; raise --kv-store-size"
             )
 
     def _scan(self) -> None:
@@ -274,7 +277,7 @@ class KVStore:
             info = os.fstat(file.fileno())
             if not is_own_file(info):
                 raise _Unusable("other users could have written to it")
-            if info.st_size > 2 * self._side_bytes + _MAX_HEADER_BYTES:
+            if info.st_size > self._block_bytes + _MAX_HEADER_BYTES:
                 raise _Unusable(_DAMAGED)
             content = bytearray(info.st_size)
             if file.readinto(content) != len(content):
@@ -289,14 +292,14 @@ class KVStore:
             raise _Unusable(_DAMAGED) from None
         if (facts.get("format"), facts.get("made_by")) != (_FORMAT, self._identity):
             raise _Unusable("of another model, dtype or version")
-        if header != self._header(key, end, checksum) or len(data) != 2 * self._side_bytes:
+        if header != self._header(key, end, checksum) or len(data) != self._block_bytes:
             raise _Unusable(_DAMAGED)
         if checksum != hashlib.sha256(data).hexdigest():
             raise _Unusable(_DAMAGED)
         with suppress(OSError):  # a folder that may only be read
             self._touch(path, end)
         self._own_bytes += len(data)
-        return KVBlock(start=start, k=data[: self._side_bytes], v=data[self._side_bytes :])
+        return KVBlock(start=start, k=data[: self._k_bytes], v=data[self._k_bytes :])
 
     def _header(self, key: str, end: int, checksum: str) -> dict[str, Any]:
         facts = {

@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from batchradix.engine.attention.base import AttentionBackend
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``token_ids``, ``positions``: int64[T] on the device. ``plan`` and ``pool`` belong to
-    ``attention`` and are passed through to it."""
+    """``token_ids``, ``positions``: int64[T] on the device. ``attention`` is an `AttentionBackend`,
+    or an `MlaBackend` for a model with latent attention; ``plan`` and ``pool`` belong to it and
+    are passed through."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    attention: AttentionBackend
+    attention: Any
     plan: Any
     pool: Any

@@ -6,8 +6,9 @@ R rows whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -20,12 +21,22 @@ from batchradix.engine.layers.linear import Rows, is_repacked, make_linear
 from batchradix.engine.layers.norm import RMSNorm
 from batchradix.engine.layers.rotary import Rotary
 from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.feed_forward import MLP, feed_forward
 from batchradix.engine.models.load import Weights
 from batchradix_kernels.decoder import CpuDecoder, DecoderLayer
 from batchradix_kernels.rope import rope
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 HeadNorms = tuple[torch.Tensor, torch.Tensor, float]
+
+
+class Attention(Protocol):
+    """The attention of a layer: normalised rows, in 8 bits where ``is_quantised``, to [T, D]."""
+
+    @property
+    def is_quantised(self) -> bool: ...
+
+    def __call__(self, x_TD: Rows, angles: Angles, batch: Batch) -> torch.Tensor: ...
 
 
 class LlamaAttention:
@@ -49,6 +60,10 @@ class LlamaAttention:
             [f"{name}.o_proj"], [config.hidden_size], q_size, bias=config.output_bias
         )
 
+    @property
+    def is_quantised(self) -> bool:
+        return self.qkv_proj.is_quantised
+
     def __call__(self, x_TD: Rows, angles: Angles, batch: Batch) -> torch.Tensor:
         qkv = self.qkv_proj(x_TD)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
@@ -59,32 +74,14 @@ class LlamaAttention:
         return self.o_proj(out)
 
 
-class LlamaMLP:
-    def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
-        name = f"model.layers.{layer}.mlp"
-        size = config.intermediate_size
-        self.gate_up_proj = weights.gated_linear(
-            [f"{name}.gate_proj", f"{name}.up_proj"],
-            size,
-            config.hidden_size,
-            bias=config.mlp_bias,
-        )
-        self.down_proj = weights.linear(
-            [f"{name}.down_proj"], [config.hidden_size], size, bias=config.mlp_bias
-        )
-
-    def __call__(self, x_TD: Rows) -> torch.Tensor:
-        return self.down_proj(self.gate_up_proj(x_TD, to_int8=self.down_proj.is_quantised))
-
-
 class LlamaLayer:
     def __init__(
-        self, config: ModelConfig, layer: int, attention: LlamaAttention, weights: Weights
+        self, config: ModelConfig, layer: int, attention: Attention, weights: Weights
     ) -> None:
         name = f"model.layers.{layer}"
         size, epsilon = (config.hidden_size,), config.rms_norm_eps
         self.attention = attention
-        self.mlp = LlamaMLP(config, layer, weights)
+        self.mlp = feed_forward(config, layer, weights)
         self.input_norm = RMSNorm(weights.take(f"{name}.input_layernorm.weight", size), epsilon)
         self.mlp_norm = RMSNorm(
             weights.take(f"{name}.post_attention_layernorm.weight", size), epsilon
@@ -95,32 +92,35 @@ class LlamaLayer:
     ) -> torch.Tensor:
         """Adds to ``x_TD`` in place; what is left to be added to it is given and returned."""
         attention, mlp = self.attention, self.mlp
-        rows = self.input_norm.before(attention.qkv_proj.is_quantised, x_TD, left)
+        rows = self.input_norm.before(attention.is_quantised, x_TD, left)
         left = attention(rows, angles, batch)
-        return mlp(self.mlp_norm.before(mlp.gate_up_proj.is_quantised, x_TD, left))
+        return mlp(self.mlp_norm.before(mlp.is_quantised, x_TD, left))
 
     def fused(self) -> DecoderLayer | None:
         """For `CpuDecoder`, where it serves."""
-        norms = self.attention.norms
+        attention, mlp = self.attention, self.mlp
+        if not isinstance(attention, LlamaAttention) or not isinstance(mlp, MLP):
+            return None
+        norms = attention.norms
         return fused_layer(
             input_norm=self.input_norm,
             mlp_norm=self.mlp_norm,
             head_norms=None if norms is None else norms[:2],
-            qkv=self.attention.qkv_proj,
-            o=self.attention.o_proj,
-            gate_up=self.mlp.gate_up_proj,
-            down=self.mlp.down_proj,
+            qkv=attention.qkv_proj,
+            o=attention.o_proj,
+            gate_up=mlp.gate_up_proj,
+            down=mlp.down_proj,
         )
 
 
 class Llama:
     """Implements `registry.CausalLM`. Raises `ModelError` when the weights do not fit."""
 
-    attention_class = LlamaAttention
+    attention_class: Callable[[ModelConfig, int, Weights], Attention] = LlamaAttention
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         table_size = (config.vocab_size, config.hidden_size)
-        self.rotary = Rotary(config.rope, config.head_dim, weights.device)
+        self.rotary = Rotary(config.rope, config.rope_dim, weights.device)
         self.embedding = Embedding(weights.take("model.embed_tokens.weight", table_size))
         self.layers = [
             LlamaLayer(config, i, self.attention_class(config, i, weights), weights)
@@ -140,7 +140,14 @@ class Llama:
         head = make_linear(table, batch_invariant=weights.batch_invariant, prefer_float32=True)
         self.head = OutputHead(head, rows)
         self._decoder = _make_decoder(config, self.layers, weights.dtype)
-        weights.finish(unused=["lm_head.weight"] if config.tie_embeddings else [])
+        unused = ["lm_head.weight"] if config.tie_embeddings else []
+        for extra in range(config.num_prediction_layers):
+            unused.append(f"model.layers.{config.num_layers + extra}.")
+        weights.finish(unused=unused)
+
+    @property
+    def is_recordable(self) -> bool:
+        return all(layer.mlp.is_recordable for layer in self.layers)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, D] before the last norm, in the model's dtype."""

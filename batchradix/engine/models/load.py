@@ -9,9 +9,7 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -19,8 +17,11 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import Quantize
 from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
+from batchradix.engine.models.fp8_source import Fp8Source
 from batchradix.engine.models.gguf_source import GgufSource
+from batchradix.engine.models.rope_order import HalvedRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
+from batchradix.engine.models.source import TensorSource
 from batchradix.engine.models.staging import Staging
 from batchradix.errors import ModelError
 
@@ -28,28 +29,18 @@ from batchradix.errors import ModelError
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.weight$")
 
 
-class TensorSource(Protocol):
-    """The tensors of a checkpoint by their Hugging Face names."""
-
-    @property
-    def files(self) -> Mapping[str, Path]:
-        """The file of every tensor that the checkpoint holds."""
-        ...
-
-    def read(self, name: str) -> torch.Tensor:
-        """On the CPU, in a floating dtype. Raises `ModelError` when it cannot be had."""
-        ...
-
-    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Those rows of a matrix, [len(rows), ...]; nothing else is read."""
-        ...
-
-
 def open_source(checkpoint: Checkpoint) -> TensorSource:
     """Raises `ModelError` when a file is missing or damaged."""
     if checkpoint.format == "gguf":
         return GgufSource(checkpoint.weight_files, checkpoint.config)
-    return SafetensorsSource(checkpoint.weight_files)
+    config = checkpoint.config
+    files = SafetensorsSource(checkpoint.weight_files)
+    source: TensorSource = files
+    if config.fp8_block is not None:
+        source = Fp8Source(files, config.fp8_block)
+    if config.mla is not None and config.mla.rope_interleaved:
+        source = HalvedRope(source, config)
+    return source
 
 
 class Weights:
@@ -79,9 +70,17 @@ class Weights:
         self._staging = staging
         self._taken: set[str] = set()
 
-    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """Raises `ModelError` naming tensor and file when it is missing or has another shape."""
-        return self.take_stacked([name], [shape])
+    @property
+    def is_quantised(self) -> bool:
+        """Whether linear layers are in 8 bits."""
+        return self._quantize == "int8"
+
+    def take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """In the run's dtype unless another is given. Raises `ModelError` naming tensor and file
+        when it is missing or has another shape."""
+        return self.take_stacked([name], [shape], dtype)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Rows of a matrix that was taken before, read from its file once more."""
@@ -98,21 +97,34 @@ class Weights:
         stacked = torch.empty(size, dtype=dtype or self.dtype, device=self.device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            target = stacked[start : start + shape[0]]
-            tensor = self._read(name, tuple(shape))
-            if self._staging is None:
-                target.copy_(tensor)
-            else:
-                self._staging.copy(tensor, target)
+            self.fill(name, stacked[start : start + shape[0]])
             start += shape[0]
         return stacked
 
+    def empty(self, *size: int) -> torch.Tensor:
+        """In the run's dtype, on its device, to be filled."""
+        return torch.empty(size, dtype=self.dtype, device=self.device)
+
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        """Copies a tensor into ``target``, whose shape it must have."""
+        tensor = self._read(name, tuple(target.shape))
+        if self._staging is None:
+            target.copy_(tensor)
+        else:
+            self._staging.copy(tensor, target)
+
     def linear(
-        self, names: Sequence[str], out_sizes: Sequence[int], in_size: int, *, bias: bool
+        self,
+        names: Sequence[str],
+        out_sizes: Sequence[int],
+        in_size: int,
+        *,
+        bias: bool | Sequence[bool],
     ) -> Linear:
-        """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side."""
+        """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side; ``bias`` says
+        which of them have one."""
         weight, biases = self._side_by_side(names, out_sizes, in_size, bias=bias)
-        if self._quantize == "int8":
+        if self.is_quantised:
             return Int8Linear(weight, biases, self.dtype)
         return make_linear(weight, biases, batch_invariant=self.batch_invariant)
 
@@ -121,40 +133,51 @@ class Weights:
     ) -> GatedLinear:
         """The layers of the gates and of what they gate, in this order, with SwiGLU."""
         weight, biases = self._side_by_side(names, [out_size, out_size], in_size, bias=bias)
-        if self._quantize == "int8":
+        if self.is_quantised:
             return TwoSteps(Int8Linear(weight, biases, self.dtype))
         if Bf16Linear.serves(weight, gated=True):
             return Bf16Gated(weight, biases)
         return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant))
 
     def _side_by_side(
-        self, names: Sequence[str], out_sizes: Sequence[int], in_size: int, *, bias: bool
+        self,
+        names: Sequence[str],
+        out_sizes: Sequence[int],
+        in_size: int,
+        *,
+        bias: bool | Sequence[bool],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [sum(out_sizes), in_size], in float32 where it is to be quantised, and bias."""
-        quantised = self._quantize == "int8"
         weight = self.take_stacked(
             [f"{name}.weight" for name in names],
             [(size, in_size) for size in out_sizes],
-            torch.float32 if quantised else None,
+            torch.float32 if self.is_quantised else None,
         )
-        biases = None
-        if bias:
-            biases = self.take_stacked(
-                [f"{name}.bias" for name in names], [(size,) for size in out_sizes]
-            )
+        has_bias = [bias] * len(names) if isinstance(bias, bool) else bias
+        if not any(has_bias):
+            return weight, None
+        biases = torch.zeros(sum(out_sizes), dtype=self.dtype, device=self.device)
+        for name, part, has in zip(
+            names, torch.split(biases, list(out_sizes)), has_bias, strict=True
+        ):
+            if has:
+                self.fill(f"{name}.bias", part)
         return weight, biases
 
     def finish(self, *, unused: Iterable[str] = ()) -> None:
         """Waits for what is on its way to the device; nothing may be taken afterwards.
 
-        Raises `ModelError` when the checkpoint holds a tensor that no layer took; ``unused`` names
-        tensors that may be there without being needed.
+        Raises `ModelError` when the checkpoint holds a tensor that no layer took; ``unused`` are
+        beginnings of the names of tensors that may be there without being needed.
         """
         if self._staging is not None:
             self._staging.finish()
             self._staging = None
-        left = set(self._source.files) - self._taken - set(unused)
-        unexpected = sorted(name for name in left if not _DERIVED.search(name))
+        left = set(self._source.files) - self._taken
+        allowed = tuple(unused)
+        unexpected = sorted(
+            name for name in left if not name.startswith(allowed) and not _DERIVED.search(name)
+        )
         if unexpected:
             file = self._source.files[unexpected[0]]
             more = f" (and {len(unexpected) - 1} more)" if len(unexpected) > 1 else ""

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen3: Llama with biases on q, k, v, and with norms on the heads of q and k."""
+"""Qwen2 and Qwen3: Llama with biases on q, k, v, and with norms on the heads of q and k; with
+experts where ``config.moe`` says so."""
 
 from __future__ import annotations
 

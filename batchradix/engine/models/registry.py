@@ -11,14 +11,20 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
 from batchradix.engine.models.batch import Batch
+from batchradix.engine.models.deepseek import Deepseek
 from batchradix.engine.models.llama import Llama
-from batchradix.engine.models.load import TensorSource, Weights, open_source
+from batchradix.engine.models.load import Weights, open_source
 from batchradix.engine.models.qwen import Qwen2, Qwen3
+from batchradix.engine.models.source import TensorSource
 from batchradix.errors import ModelError
 
 
 class CausalLM(Protocol):
-    """A decoder whose attention sees the whole prefix."""
+    """A decoder whose attention sees the whole prefix. ``is_recordable``: `forward` never waits for
+    the device, so that a graph of it can be recorded."""
+
+    @property
+    def is_recordable(self) -> bool: ...
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of the batch's tokens, before the last norm."""
@@ -38,6 +44,11 @@ FAMILIES: Mapping[str, Callable[[ModelConfig, Weights], CausalLM]] = {
     "MistralForCausalLM": Llama,
     "Qwen2ForCausalLM": Qwen2,
     "Qwen3ForCausalLM": Qwen3,
+    "MixtralForCausalLM": Llama,
+    "Qwen2MoeForCausalLM": Qwen2,
+    "Qwen3MoeForCausalLM": Qwen3,
+    "DeepseekV2ForCausalLM": Deepseek,
+    "DeepseekV3ForCausalLM": Deepseek,
 }
 
 

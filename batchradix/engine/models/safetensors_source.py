@@ -33,17 +33,27 @@ class SafetensorsSource:
                 self.files[name] = path
 
     def read(self, name: str) -> torch.Tensor:
+        tensor = self.read_stored(name)
         path = self.files[name]
-        try:
-            tensor: torch.Tensor = self._handles[path].get_tensor(name)
-        except SafetensorError as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
         if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
             raise ModelError(
                 f"{path}: tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}, "
                 f"which is not supported; use weights in float32, float16 or bfloat16, or GGUF"
             )
         return tensor
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """The tensor in whatever dtype it is stored."""
+        path = self.files[name]
+        try:
+            tensor: torch.Tensor = self._handles[path].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        return tensor
+
+    def stored_dtype(self, name: str) -> str:
+        """The format's name of it, such as ``BF16``."""
+        return str(self._handles[self.files[name]].get_slice(name).get_dtype())
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         stored = self._handles[self.files[name]].get_slice(name)

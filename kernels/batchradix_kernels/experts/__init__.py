@@ -11,7 +11,7 @@ Legend: T tokens, D hidden, N experts, k experts a token, F width of an expert.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Bf16Experts:
     """The weights of a layer's experts, packed. ``weights``: of each expert its gates before what
     they gate, bfloat16[2F, D], and bfloat16[D, F], read one after the other and not kept."""
 
-    def __init__(self, weights: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, weights: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._gate_up: list[Bf16Weight] = []
         self._down: list[Bf16Weight] = []
         for gate_up, down in weights:

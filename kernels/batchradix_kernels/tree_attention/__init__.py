@@ -5,15 +5,19 @@ attended once with the queries of every row below them, as matrix-matrix product
 views of the pool; many small pieces are padded into one batched product. What the pieces of
 one query give is merged by `batchradix_kernels.lse_merge`.
 
-Shapes: K key heads, G query heads a key head, n queries, s slots, E head dimension,
-N rows (n · G) of a padded piece, B padded pieces times K.
+Shapes: K key heads, G query heads a key head, n queries, s slots, E key,
+V value, N rows (n · G) of a padded piece, B padded pieces times K.
 """
 
 from __future__ import annotations
 
 import torch
 
-from batchradix_kernels.tree_attention.flash_cpu import attend_piece_flash_cpu, is_available
+from batchradix_kernels.tree_attention.flash_cpu import (
+    attend_padded_flash_cpu,
+    attend_piece_flash_cpu,
+    is_available,
+)
 from batchradix_kernels.tree_attention.matmul import attend_padded_matmul, attend_piece_matmul
 from batchradix_kernels.tree_attention.reference import tree_attention_reference
 
@@ -25,16 +29,15 @@ def attend_piece(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``n`` queries over the ``s`` slots of one piece; inputs may be views.
 
-    ``q``: [K, n, G, E]; ``k``, ``v``: [K, s, E], the same dtype. ``causal`` needs ``s == n``
+    ``q``: [K, n, G, E]; ``k``: [K, s, E]; ``v``: [K, s, V], the same dtype. ``causal`` needs
+    ``s == n``
     and lets query ``i`` see the first ``i + 1`` slots. ``scale`` multiplies the scores.
     Scores and softmax are float32 whatever the dtype.
-    Returns the output [K, n, G, E] (dtype of ``q`` or float32) and float32[K, n, G].
+    Returns the output [K, n, G, V] (dtype of ``q`` or float32) and float32[K, n, G].
     """
-    if q.device.type == "cpu" and is_available():
+    if _may_be_flash(q, v):
         out, lse = attend_piece_flash_cpu(q, k, v, scale=scale, causal=causal)
-        # The fused kernel takes a query whose every score is NaN for one that sees no key and
-        # gives it zeros, which would hide a broken row; seldom is a sum really zero.
-        if not (lse == 0).any():
+        if not _may_hide_nan(lse):
             return out, lse
     return attend_piece_matmul(q, k, v, scale=scale, causal=causal)
 
@@ -44,8 +47,22 @@ def attend_padded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of many small pieces padded to one size.
 
-    ``q``: [B, N, E]; ``k``, ``v``: [B, s, E]; ``bias``: float32[B, N, s], 0 where the row sees
-    the slot and ``-inf`` where not. Every row sees at least one slot, and what pads ``k`` and
-    ``v`` must be finite wherever the piece itself is. Returns float32[B, N, E], float32[B, N].
+    ``q``: [B, N, E]; ``k``: [B, s, E]; ``v``: [B, s, V]; ``bias``: [B, N, s], 0 where the
+    row sees the slot and ``-inf`` where not. Every row sees at least one slot, and what pads ``k``
+    and ``v`` must be finite wherever the piece itself is. Returns float32[B, N, V], float32[B, N].
     """
+    if _may_be_flash(q, v) and q.dtype == k.dtype == torch.bfloat16:  # in float32 it is no faster
+        out, lse = attend_padded_flash_cpu(q, k, v, bias, scale=scale)
+        if not _may_hide_nan(lse):
+            return out, lse
     return attend_padded_matmul(q, k, v, bias, scale=scale)
+
+
+def _may_be_flash(q: torch.Tensor, v: torch.Tensor) -> bool:
+    return q.device.type == "cpu" and v.shape[-1] <= q.shape[-1] and is_available()
+
+
+def _may_hide_nan(lse: torch.Tensor) -> bool:
+    """The fused kernel takes a query whose every score is NaN for one that sees no key and gives
+    it zeros, which would hide a broken row; seldom is a sum really zero."""
+    return bool((lse == 0).any())

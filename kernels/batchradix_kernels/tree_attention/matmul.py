@@ -13,7 +13,7 @@ def attend_padded_matmul(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Contract of `attend_padded`."""
-    scores = torch.baddbmm(bias, q.float(), k.float().transpose(1, 2), alpha=scale)
+    scores = torch.baddbmm(bias.float(), q.float(), k.float().transpose(1, 2), alpha=scale)
     return _softmax_product(scores, v.float())
 
 
@@ -37,7 +37,7 @@ def attend_piece_matmul(
                 hidden[:, None], -math.inf
             )
         out, lse = _softmax_product(scores, values[:, :num_slots])
-        outputs.append(out.view(num_kv_heads, end - start, group, head_dim))
+        outputs.append(out.view(num_kv_heads, end - start, group, v.shape[-1]))
         lses.append(lse.view(num_kv_heads, end - start, group))
     if len(outputs) == 1:
         return outputs[0], lses[0]

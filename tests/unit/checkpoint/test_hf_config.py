@@ -136,7 +136,7 @@ def test_the_model_type_serves_where_no_architecture_is_named(
         ({"quantization_config": {"quant_method": "awq"}}, "awq.*GGUF"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic.*yarn"),
         ({"rope_scaling": {"type": "linear"}}, "factor of rope_scaling is missing"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differs between layers"),

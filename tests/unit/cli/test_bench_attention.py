@@ -127,3 +127,13 @@ def test_what_a_run_refuses_is_refused(
     code, output, error = batchradix(*words, option, value)
     assert (code, output) == (2, "")
     assert option in error
+
+
+def test_a_model_with_latent_attention_is_refused(
+    batchradix: Run, tiny_model_folder: MakeTinyModel, cache: Path
+) -> None:
+    folder = tiny_model_folder("random", family="deepseek-v3")
+    code, _, err = batchradix("bench-attention", "-m", str(folder))
+    assert code == 2
+    assert "latent attention" in err
+    assert not cache.exists()

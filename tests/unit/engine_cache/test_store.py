@@ -31,7 +31,7 @@ def open_store(folder: Path, **changes: Any) -> KVStore:
     return KVStore(
         folder,
         identity=values["identity"],
-        shape=BlockShape(num_layers=2, num_kv_heads=3, head_dim=8, dtype=values["dtype"]),
+        shape=BlockShape(num_layers=2, num_kv_heads=3, k_dim=8, v_dim=8, dtype=values["dtype"]),
         max_bytes=values["max_bytes"],
     )
 

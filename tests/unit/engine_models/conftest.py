@@ -37,6 +37,30 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+}
+YARN_OF_DEEPSEEK = YARN | {"mscale": 0.9, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2}
+EXPERTS = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+LATENT = EXPERTS | {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 24,
+    "q_lora_rank": None,
+    "rms_norm_eps": 1e-5,
+}
+V3 = {"q_lora_rank": 28, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0}
 FAMILIES = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -48,10 +72,55 @@ FAMILIES = {
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
     ),
+    "llama-rope-yarn": ("Llama", {"rope_parameters": YARN}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2": ("Qwen2", {"use_sliding_window": False}),
     "qwen3": ("Qwen3", {"head_dim": 16, "use_sliding_window": False}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "deepseek-v2-lite": ("DeepseekV2", LATENT | {"rope_parameters": YARN_OF_DEEPSEEK}),
+    "deepseek-v2": (
+        "DeepseekV2",
+        LATENT
+        | {
+            "q_lora_rank": 28,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.6,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3", LATENT | V3 | {"rope_parameters": YARN_OF_DEEPSEEK}),
+    "deepseek-v3-no-groups": (
+        "DeepseekV3",
+        LATENT | V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "attention_bias": True},
+    ),
+    "deepseek-v3-halved-rope": (
+        "DeepseekV3",
+        LATENT | V3 | {"rope_interleave": False, "norm_topk_prob": False},
+    ),
 }
 
 
@@ -69,6 +138,9 @@ def build_model(kind: str, **changes: object) -> transformers.PreTrainedModel:
                 parameter.copy_(0.5 * torch.randn_like(parameter))
             else:
                 parameter.copy_(0.15 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn_like(buffer))
     return model
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -81,6 +83,58 @@ ROPES = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
+        },
+    ),
+    "yarn": (
+        RopeConfig(
+            kind="yarn",
+            factor=4.0,
+            original_context_length=8192,
+            amplitude=0.1 * math.log(4.0) + 1.0,
+        ),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "yarn, a blend of no width": (  # Kimi-K2
+        RopeConfig(
+            theta=5e4,
+            kind="yarn",
+            factor=32.0,
+            original_context_length=4096,
+            fast_rotations=1.0,
+        ),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 5e4,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 1.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    ),
+    "yarn, not truncated": (
+        RopeConfig(
+            kind="yarn",
+            factor=40.0,
+            original_context_length=4096,
+            slow_rotations=2.0,
+            whole_dimensions=False,
+            amplitude=1.5,
+        ),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "beta_slow": 2.0,
+            "truncate": False,
+            "attention_factor": 1.5,
         },
     ),
 }

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from batchradix.engine.layers.moe import ExpertWeights, PackedExperts
 from batchradix.errors import OptionError, OutOfMemoryError
+from batchradix_kernels.experts import experts_reference
 
 TOLERANCE = 1e-4
 rng = np.random.default_rng(7)
@@ -33,7 +35,9 @@ def runner(request, lab, saved):
 def every_family(function):
     from_conftest = (
         "llama llama-tied llama-one-kv-head llama-no-groups llama-biases llama-rope-llama3 "
-        "llama-rope-linear mistral qwen2 qwen3 qwen3-tied"
+        "llama-rope-linear llama-rope-yarn mistral qwen2 qwen3 qwen3-tied mixtral qwen2-moe "
+        "qwen3-moe deepseek-v2-lite deepseek-v2 deepseek-v3 deepseek-v3-no-groups "
+        "deepseek-v3-halved-rope"
     )
     return pytest.mark.parametrize("runner", from_conftest.split(), indirect=True)(function)
 
@@ -342,3 +346,34 @@ def test_the_real_small_model_equals_transformers_reading_the_same_gguf(lab):
     with torch.inference_mode():
         wanted = model(torch.tensor([tokens])).logits[0]
     assert (logits - wanted).abs().max().item() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2-moe", "deepseek-v3"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_experts_in_bfloat16_are_near_those_in_float32(
+    lab, tmp_path, monkeypatch, kind, packed
+) -> None:
+    if packed and not PackedExperts.serves(64, 32):
+        pytest.skip("this CPU has no products of bfloat16")
+    if not packed:
+        monkeypatch.setattr(PackedExperts, "serves", lambda *sizes: False)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32}
+    folder = lab.save_model(lab.build_model(kind, **sizes).bfloat16(), tmp_path)
+    n = len(PROMPT)
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        runner = lab.open_runner(folder, dtype)
+        logits = lab.run(runner, PROMPT, range(n), range(n), causal=[(0, n, 0, n)], logits=[n - 1])
+        found.append(logits[0].float())
+        runner.close()
+    assert 0 < (found[1] - found[0]).norm() / found[0].norm() < 0.05
+
+
+def test_experts_with_stacked_weights_are_those_with_layers_of_their_own() -> None:
+    torch.manual_seed(0)
+    weights = ExpertWeights(gate_up=torch.randn(5, 16, 12), down=torch.randn(5, 12, 8))
+    x = torch.randn(7, 12)
+    expert_ids = torch.stack([torch.randperm(5)[:3] for _ in range(7)])
+    shares = torch.rand(7, 3)
+    wanted = experts_reference(x, expert_ids, shares, weights.gate_up, weights.down)
+    torch.testing.assert_close(weights.experts()(x, expert_ids, shares), wanted)

@@ -14,7 +14,7 @@ from batchradix.engine.attention.tree_plan import (
 )
 from batchradix.engine.step import Step, empty_i64
 
-LIMITS = GroupLimits(queries_per_kv_head=3, num_kv_heads=2, head_dim=16)
+LIMITS = GroupLimits(queries_per_kv_head=3, num_kv_heads=2, kv_width=32)
 
 
 def make_step(num_tokens: int, context: list, causal: list) -> Step:
@@ -107,7 +107,7 @@ def test_padding_reads_slots_of_its_own_piece_only_and_every_row_sees_one(step):
                 seen = group.slots[b][group.visible[b].any(axis=0)]
                 assert set(group.slots[b].tolist()) <= set(seen.tolist())
             assert group.visible.any(axis=2).all()
-            elements = group.slots.size * LIMITS.num_kv_heads * 2 * LIMITS.head_dim
+            elements = group.slots.size * LIMITS.num_kv_heads * LIMITS.kv_width
             assert elements <= MAX_GROUP_ELEMENTS
 
 

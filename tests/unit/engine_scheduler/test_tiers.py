@@ -20,7 +20,7 @@ PREFIX = [1 + i % 7 for i in range(22)]
 def open_store(folder: Path, block_tokens: int = 4) -> KVStore:
     """A store whose blocks hold 16 bytes of keys and of values a token."""
     shape = BlockShape(
-        num_layers=1, num_kv_heads=1, head_dim=4, dtype="float32", num_tokens=block_tokens
+        num_layers=1, num_kv_heads=1, k_dim=4, v_dim=4, dtype="float32", num_tokens=block_tokens
     )
     return KVStore(folder, identity={"model": "hashes"}, shape=shape, max_bytes=1 << 20)
 

@@ -1,0 +1,52 @@
+"""The fields of a ``config.json``, read one by one and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchradix.errors import ModelError
+
+
+class Fields:
+    """``config.json`` with its values checked; null counts as absent, as in `transformers`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.config = config
+
+    def error(self, sentence: str) -> ModelError:
+        return ModelError(f"{self.path}: {sentence}")
+
+    def number(self, name: str, default: float | None = None) -> float:
+        return self.positive(name, self.config.get(name), default)
+
+    def positive(self, name: str, value: Any, default: float | None = None) -> float:
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"{name} is missing; the folder is incomplete, fetch the model again")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"{name} is {value!r}, not a number")
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(f"{name} is {value!r}, but must be above 0")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.number(name, default)
+        if value != int(value):
+            raise self.error(f"{name} is {value!r}, not a whole number")
+        return int(value)
+
+    def count(self, name: str, default: int) -> int:
+        """A whole number that may be 0."""
+        value = self.config.get(name, default)
+        return 0 if value == 0 and value is not False else self.integer(name, default or None)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{name} is {value!r}, not true or false")
+        return default if value is None else value

@@ -1,0 +1,48 @@
+"""Heads that are rotated by adjacent pairs (DeepSeek), put in the order of the `rope` kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.engine.models.source import TensorSource
+
+_ROTATED = re.compile(r"\.self_attn\.(q_proj|q_b_proj|kv_a_proj_with_mqa)\.(weight|bias)$")
+
+
+class HalvedRope:
+    """Implements `TensorSource` over another: where rows give rotated elements, the even ones of a
+    head come first and then the odd ones, so that pairs stand half a head apart. Queries and keys
+    alike, so scores stay as they are."""
+
+    def __init__(self, source: TensorSource, config: ModelConfig) -> None:
+        assert config.mla is not None
+        self._source = source
+        self._rope_dim = config.mla.rope_dim
+        self._q_dim = config.mla.nope_dim + config.mla.rope_dim
+        self._latent_dim = config.mla.kv_lora_rank + config.mla.rope_dim
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        return self._source.files
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._source.read(name)
+        match = _ROTATED.search(name)
+        if match is None:
+            return tensor
+        width = self._latent_dim if match[1] == "kv_a_proj_with_mqa" else self._q_dim
+        if tensor.shape[0] % width:  # whoever asks will say that the shape is wrong
+            return tensor
+        heads = tensor.reshape(-1, width, *tensor.shape[1:])
+        kept = width - self._rope_dim
+        parts = (heads[:, :kept], heads[:, kept::2], heads[:, kept + 1 :: 2])
+        return torch.cat(parts, dim=1).reshape(tensor.shape)
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Not for the projections whose rows are put in order."""
+        return self._source.read_rows(name, rows)
