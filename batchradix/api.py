@@ -354,13 +354,16 @@ class LLM:
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:
+            from batchradix.engine.attention.registry import num_kv_copies
             from batchradix.engine.device import find_device
 
             device, free_device_memory_bytes = find_device(self._options.device)
             model = self.checkpoint.config
+            here = machine(device, free_device_memory_bytes)
             settings = resolve_engine(
                 self._options,
-                machine(device, free_device_memory_bytes),
+                here,
+                num_kv_copies=num_kv_copies(model, self._options, here),
                 num_kv_elements_per_token=model.num_kv_elements_per_token,
                 weight_bytes_float32=4 * model.num_parameters,
             )

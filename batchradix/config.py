@@ -448,7 +448,8 @@ class Machine:
 class EngineSettings:
     """`EngineOptions` with nothing left open, but that ``attention`` and ``cuda_graphs`` may be
     auto: the engine knows which backends serve the model. ``profile_kv``: ``kv_tokens`` is the most
-    that the pool may hold; a trial step says how much memory is left for it."""
+    that the pool may hold; a trial step says how much memory is left for it. ``num_kv_copies``: how
+    often the pool holds what the model keeps of a token."""
 
     dtype: Literal["float32", "bfloat16", "float16"]
     device: str
@@ -472,6 +473,7 @@ class EngineSettings:
     cuda_graphs: Switch = "off"
     profile_kv: bool = False
     kv_dtype: KVDType = "auto"
+    num_kv_copies: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -482,6 +484,11 @@ class EngineSettings:
     def kv_element_bytes(self) -> int:
         """Of a key or a value."""
         return kv_element_bytes(self.kv_dtype, self.dtype)
+
+    def pool_bytes(self, num_kv_elements_per_token: int) -> int:
+        """Of the whole pool, for a model that keeps so much of a token."""
+        token_bytes = self.num_kv_copies * num_kv_elements_per_token * self.kv_element_bytes
+        return self.kv_tokens * token_bytes
 
     @property
     def precision(self) -> str:
@@ -525,12 +532,14 @@ def resolve_engine(
     num_kv_elements_per_token: int,
     weight_bytes_float32: int,
     demand_tokens: int | None = None,
+    num_kv_copies: int = 1,
 ) -> EngineSettings:
     """Settles every open choice from the machine and the model; pure.
 
     ``num_kv_elements_per_token`` is the model's keys and values of one token over all layers,
     in elements; ``weight_bytes_float32`` what its parameters take in float32;
-    ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool).
+    ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool);
+    ``num_kv_copies`` is that of the settings.
     KV memory is 40 % of what host memory the weights leave, 90 % on a device.
     Raises `OptionError` when less than one page of KV would be left, when the room beside the
     pool is too small to be of use, and for quantised layers on another device than the CPU.
@@ -547,7 +556,8 @@ def resolve_engine(
         "`cuda_graphs` need a GPU; leave them out, or set `device` to cuda",
     )
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
-    token_bytes = num_kv_elements_per_token * kv_element_bytes(options.kv_dtype, dtype)
+    token_bytes = num_kv_copies * num_kv_elements_per_token
+    token_bytes *= kv_element_bytes(options.kv_dtype, dtype)
     for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
         room = getattr(options, name)
         least = MIN_SPILL_TOKENS * token_bytes
@@ -599,6 +609,7 @@ def resolve_engine(
         kv_disk_bytes=options.kv_disk_bytes or 0,
         kv_host_memory_bytes=options.kv_host_memory_bytes or 0,
         kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
+        num_kv_copies=num_kv_copies,
         overlap=_overlaps(options, device),
         cuda_graphs="off" if device == "cpu" else options.cuda_graphs,
         profile_kv=device != "cpu"

@@ -147,7 +147,7 @@ def _report(
         opening_tokens=summary.opening_tokens,
         distinct_tokens=summary.distinct_tokens,
         kv_tokens=settings.kv_tokens,
-        kv_bytes=settings.kv_tokens * model.num_kv_elements_per_token * settings.kv_element_bytes,
+        kv_bytes=settings.pool_bytes(model.num_kv_elements_per_token),
         kv_token_bytes=model.num_kv_elements_per_token * settings.kv_element_bytes,
         expanded_kv_token_bytes=model.num_expanded_kv_elements_per_token
         * settings.kv_element_bytes,

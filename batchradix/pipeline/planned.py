@@ -224,6 +224,7 @@ def check_scores(parts: Parts, check: Callable[[GrammarSpec], None]) -> None:
 
 def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     """The engine's open options from machine, model and plan."""
+    from batchradix.engine.attention.registry import num_kv_copies
     from batchradix.engine.device import find_device
 
     options, model = parts.config.engine, parts.checkpoint.config
@@ -239,9 +240,11 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
             tails[part] = requests.max_tokens[part] - requests.num_forced[part]
     demand = demand_tokens(alone, tree, tails, options.batch_size or DEFAULT_BATCH_SIZE)
     scratch.let_go()
+    here = machine(device, free_device_memory_bytes)
     return resolve_engine(
         options,
-        machine(device, free_device_memory_bytes),
+        here,
+        num_kv_copies=num_kv_copies(model, options, here),
         num_kv_elements_per_token=model.num_kv_elements_per_token,
         weight_bytes_float32=4 * model.num_parameters,
         demand_tokens=demand,
@@ -271,7 +274,7 @@ def _memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
     that is promised and then used ends a process without a word."""
     model = parts.checkpoint.config
     needed = settings.element_bytes * model.num_parameters
-    needed += settings.kv_tokens * model.num_kv_elements_per_token * settings.kv_element_bytes
+    needed += settings.pool_bytes(model.num_kv_elements_per_token)
     free = free_memory_bytes()
     if settings.device != "cpu" or needed <= free:
         return None

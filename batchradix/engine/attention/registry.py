@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.config import EngineOptions, Machine, resolve_dtype
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
 from batchradix.engine.attention.measured import fastest, read_tiles, read_times, table_key
 from batchradix.engine.attention.mla_base import MlaBackend, MlaShape
+from batchradix.engine.attention.mla_cpu import CpuMla
 from batchradix.engine.attention.mla_torch import TorchMla
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
@@ -26,11 +31,13 @@ BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
 
 MLA_BACKENDS: dict[str, Callable[[MlaShape], MlaBackend]] = {
     "torch": TorchMla,
+    "cpu": CpuMla,
 }
 
 
 def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
-    """The backend of that name for latent attention; ``auto`` is torch.
+    """The backend of that name for latent attention; ``auto`` is that of the C kernels where they
+    serve the shape, else torch.
 
     Raises `OptionError` for a name that is not in `MLA_BACKENDS`, or one that cannot serve.
     """
@@ -39,13 +46,28 @@ def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
             "`deterministic` is not supported for models with latent attention (MLA); leave it out"
         )
     if name == "auto":
-        name = "torch"
+        name = "cpu" if CpuMla.serves(shape) else "torch"
+    if name == "cpu" and not CpuMla.serves(shape):
+        raise OptionError(
+            f"`attention` cpu, the kernels in C, cannot be used here: {CpuMla.missing(shape)}; "
+            f"use torch"
+        )
     if name not in MLA_BACKENDS:
         raise OptionError(
             f"`attention` must be auto, {', '.join(MLA_BACKENDS)} for models with latent attention "
             f"(MLA), not {name!r}"
         )
     return MLA_BACKENDS[name](shape)
+
+
+def num_kv_copies(config: ModelConfig, options: EngineOptions, machine: Machine) -> int:
+    """How often the pool of the backend that will serve holds what the model keeps of a token."""
+    device = machine.device if options.device == "auto" else options.device
+    if config.mla is None or options.attention not in ("auto", "cpu"):
+        return 1
+    dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
+    shape = MlaShape.of(config, dtype=dtype, device=torch.device(device))
+    return CpuMla.num_copies if CpuMla.serves(shape) else 1
 
 
 def make_backend(name: str, shape: AttentionShape, folder: Path | None = None) -> AttentionBackend:

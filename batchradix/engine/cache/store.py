@@ -72,6 +72,7 @@ _NEUTRAL_SETTINGS = frozenset(
         "kv_store",
         "kv_store_bytes",
         "kv_tokens",
+        "num_kv_copies",
         "num_threads",
         "overlap",
         "prefill_tokens",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from batchradix.engine.attention.mla_base import MlaShape, UpProjection, pieces_by_form
+from batchradix.engine.attention.mla_cpu import CpuMla
 from batchradix.engine.attention.mla_torch import TorchMla
 from batchradix.engine.attention.registry import make_mla_backend
 from batchradix.errors import OptionError
@@ -95,7 +96,7 @@ def test_every_form_equals_the_reference(lab, dtype, form, slots_at_once):
 
 def test_exported_latents_and_rope_keys_come_back_in_other_slots():
     shape = make_shape()
-    backend = make_mla_backend("auto", shape)
+    backend = make_mla_backend("torch", shape)
     pool = backend.allocate(40)
     pool.normal_()
     latents, keys = backend.export(pool, np.array([3, 30, 8]))
@@ -103,6 +104,42 @@ def test_exported_latents_and_rope_keys_come_back_in_other_slots():
     assert keys.shape == (2, 1, 3, 6)
     backend.load(pool, 11, latents, keys)
     assert torch.equal(pool[:, 11:14], pool[:, [3, 30, 8]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernels_in_c_equal_the_reference(lab, dtype):
+    shape = make_shape(dtype)
+    if not CpuMla.serves(shape):
+        pytest.skip("the C kernels were not built")
+    backend = make_mla_backend("auto", shape)
+    assert isinstance(backend, CpuMla)
+    pool = backend.allocate(POOL_SLOTS)
+    backend.poison(pool, 0, POOL_SLOTS)
+    torch.manual_seed(1)
+    rows = torch.full((2, POOL_SLOTS, shape.width), torch.nan, dtype=dtype)
+    used = sorted({slot for t in range(42) for slot in slots_of_query(t, CONTEXT, CAUSAL)})
+    for slot in used:
+        rows[:, slot] = torch.randn(2, shape.width).to(dtype)
+        if slot not in NEW_SLOTS:
+            latent, key = rows[:, None, slot : slot + 1].split((20, 6), dim=-1)
+            backend.load(pool, slot, latent, key)
+    num_tokens = len(NEW_SLOTS)
+    step = lab.make_step(
+        range(num_tokens), range(num_tokens), NEW_SLOTS, context=CONTEXT, causal=CAUSAL
+    )
+    plan = backend.plan(step)
+    for layer in range(2):
+        q_nope = torch.randn(num_tokens, 3, shape.nope_dim).to(dtype)
+        q_rope = torch.randn(num_tokens, 3, shape.rope_dim).to(dtype)
+        latent, k_rope = rows[layer, NEW_SLOTS].split((20, 6), dim=1)
+        kv_b = torch.randn(3 * (shape.nope_dim + shape.v_dim), shape.kv_lora_rank) / 4
+        up = UpProjection.split(kv_b.to(dtype), (3, shape.nope_dim, shape.v_dim))
+        out = backend.run(layer, q_nope, q_rope, latent, k_rope, up, pool, plan)
+        assert out.dtype == dtype
+        wanted = reference(q_nope, q_rope, rows[layer], up, CONTEXT, CAUSAL, shape)
+        assert_matches(out, wanted, TOLERANCES[dtype])
+    latents, keys = backend.export(pool, np.array(used))
+    assert torch.equal(torch.cat((latents, keys), dim=-1)[:, 0], rows[:, used])
 
 
 def test_moves_read_everything_before_they_write():
@@ -142,7 +179,9 @@ def test_a_short_chunk_below_a_long_prefix_is_absorbed_and_a_long_one_expanded(l
 
 
 def test_what_no_backend_does_is_refused():
-    with pytest.raises(OptionError, match=r"latent attention.*'cpu'"):
-        make_mla_backend("cpu", make_shape())
+    with pytest.raises(OptionError, match=r"latent attention.*'flash'"):
+        make_mla_backend("flash", make_shape())
+    with pytest.raises(OptionError, match=r"kernels in C.*float16"):
+        make_mla_backend("cpu", make_shape(torch.float16))
     with pytest.raises(OptionError, match="deterministic"):
         make_mla_backend("auto", make_shape(batch_invariant=True))
