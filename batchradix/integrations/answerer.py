@@ -98,6 +98,11 @@ class Answerer:
             return schema.format_for(self.checkpoint.name, self.checkpoint.chat_template)
         return schema  # type: ignore[no-any-return]
 
+    @property
+    def dtype(self) -> str:
+        """What the model is computed in on this machine's CPU."""
+        return resolve_dtype(self._config.engine.dtype, device="cpu", has_bf16=has_bf16())
+
     @cached_property
     def fingerprint(self) -> str:
         """Hex SHA-256 over all that changes an answer: what the model is (not where it lies), the
@@ -108,13 +113,12 @@ class Answerer:
         these. Raises `ModelError`.
         """
         engine = self._config.engine
-        dtype = resolve_dtype(engine.dtype, device="cpu", has_bf16=has_bf16())
         identity = job_identity(
             self._config,
             self.checkpoint,
             self.format,
             schema_column=self._config.schema_column,
-            dtype=dtype,
+            dtype=self.dtype,
         )
         identity |= {
             "row_timeout_s": engine.row_timeout_s,

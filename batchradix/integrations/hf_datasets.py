@@ -11,6 +11,7 @@ import pyarrow as pa
 from batchradix.errors import OptionError
 from batchradix.integrations.answerer import Answerer
 from batchradix.integrations.batches import answered, rows_of
+from batchradix.integrations.dataset_card import TAGS, section, status_counts, with_section
 from batchradix.integrations.options import JobOptions
 from batchradix.sink.dictionaries import map_types, recode
 
@@ -73,6 +74,53 @@ class Extractor(Answerer):
         """The `datasets.Features` of the answers beside a data set with these columns."""
         schema = plain_schema(self.answer_schema(columns))
         return need_datasets().Features.from_arrow_schema(schema)
+
+    def push_to_hub(self, dataset: Any, repo_id: str, **options: Any) -> Any:
+        """``dataset.push_to_hub(repo_id, ...)``, with a card that says how the answers came about.
+
+        ``dataset`` is what a map with this extractor gave. The card names model, revision,
+        schema, template and the shares of rows that are ok, truncated and failed; what else a
+        card holds stays. ``options`` are those of ``Dataset.push_to_hub``, whose ``CommitInfo``
+        is returned. Raises what `huggingface_hub` raises.
+        """
+        if repo_id.startswith("buckets/"):
+            raise OptionError(
+                "a bucket has no card; name a data set repository, or use the data set's own "
+                "push_to_hub"
+            )
+        counts = status_counts(dataset)
+        text = section(
+            self.config,
+            self.checkpoint,
+            self.format,
+            dtype=self.dtype,
+            num_rows=len(dataset),
+            counts=counts,
+        )
+        commit = dataset.push_to_hub(repo_id, **options)
+        token = options.get("token")
+        revision = commit.pr_revision or options.get("revision")
+        card = _card(commit.repo_url.repo_id, revision, token)
+        card.text = with_section(card.text, text)
+        card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or ()), *TAGS]))
+        card.push_to_hub(
+            commit.repo_url.repo_id,
+            revision=revision,
+            token=token,
+            repo_type="dataset",
+            commit_message="Say how the answers were made",
+        )
+        return commit
+
+
+def _card(repo_id: str, revision: str | None, token: Any) -> Any:
+    """The card of a data set that was pushed just now."""
+    from huggingface_hub import DatasetCard, hf_hub_download
+
+    path = hf_hub_download(
+        repo_id, "README.md", repo_type="dataset", revision=revision, token=token
+    )
+    return DatasetCard.load(path)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
