@@ -9,12 +9,14 @@ import pytest
 
 MakeTinyModel = Callable[..., Path]
 
-# The model answers {"n":7}, the only object of this schema that it would begin with a 7.
 DIGIT = {
     "type": "object",
-    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "note": {"enum": ["a", "b"]}},
+    "properties": {
+        "n": {"type": "integer", "minimum": 0, "maximum": 9},
+        "note": {"enum": ["a", "b"]},
+    },
     "required": ["n", "note"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -231,7 +231,7 @@ def test_it_pickles_to_its_configuration_and_not_its_weights(
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(ModelRunner, "__init__", refuse)
-    other = pickle.loads(data)
+    other = pickle.loads(data)  # noqa: S301
     assert other.fingerprint == extractor.fingerprint
     monkeypatch.undo()
     assert other({"text": ["a"]}) == wanted

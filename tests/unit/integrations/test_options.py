@@ -77,7 +77,7 @@ TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"ty
 )
 def test_a_portable_job_is_restored_to_the_same_answers(answers: dict[str, Any]) -> None:
     config = job_config(answers)
-    job = pickle.loads(pickle.dumps(PortableJob.of(config, answers)))
+    job = pickle.loads(pickle.dumps(PortableJob.of(config, answers)))  # noqa: S301
     restored = job.restored().schema
     if config.schema is None:
         assert restored is None
