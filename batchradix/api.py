@@ -45,6 +45,16 @@ class RunResult:
         assert self.path is not None
         return read_table(self.path)
 
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The table of answers as a stream; one that went to an Arrow or Parquet file is read
+        batch by batch, as it is asked for."""
+        if self.table is not None:
+            return self.table.to_reader()
+        from batchradix.sink.formats import read_batches
+
+        assert self.path is not None
+        return read_batches(self.path)
+
     def to_polars(self) -> Any:
         """The table of answers as a ``polars.DataFrame``."""
         import polars
@@ -114,7 +124,8 @@ def run(
     """Runs every row of ``input`` through a model: the Python form of ``batchradix run``.
 
     ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
-    (pyarrow, Polars, a Hugging Face dataset, a list of dicts). ``schema`` is a JSON Schema as
+    (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a ``pyarrow.RecordBatchReader`` or a
+    DuckDB relation. ``schema`` is a JSON Schema as
     path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.

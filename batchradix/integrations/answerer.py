@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from batchradix.integrations.options import PortableJob, job_config
 from batchradix.pipeline.parts import job_identity
 from batchradix.plan.order import FEW_ROWS
 from batchradix.report.machine import free_memory_bytes, has_bf16, num_threads
+from batchradix.report.progress import Progress
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts
 from batchradix.schema.tools import ToolSet
@@ -133,10 +135,6 @@ class Answerer:
         """The engine's counters over all that was answered in this process."""
         return self._former if self._session is None else self._former + self._session.usage
 
-    def add_usage(self, usage: Usage) -> None:
-        """Counts what another engine did for this object."""
-        self._former += usage
-
     def answer_schema(self, columns: Collection[str]) -> pa.Schema:
         """The fields of the answers to a table with these columns, whatever its rows hold.
 
@@ -222,6 +220,25 @@ class Answerer:
             for start in range(0, max(1, len(rows)), step)
         ]
         return self.arranged(pa.concat_tables(parts), columns)
+
+    def run(
+        self,
+        input: Any,
+        columns: Collection[str],
+        *,
+        path: Path | None = None,
+        restart: bool = False,
+        progress: Progress,
+    ) -> pa.Table | None:
+        """The answers to all rows of ``input``, a table in memory with these columns, as one job.
+
+        With ``path`` results are committed while it runs, the same call goes on after a crash,
+        and the table of the run is in that file (None is returned; `arranged` takes its parts).
+        """
+        output = replace(self._config.output, path=path, restart=restart)
+        outcome = pipeline.run(replace(self._config, input=input, output=output), progress=progress)
+        self._former += outcome.summary.usage
+        return None if outcome.table is None else self.arranged(outcome.table, columns)
 
     def stream(self, reader: pa.RecordBatchReader, *, batch_rows: int = 64) -> Any:
         """A ``pa.RecordBatchReader`` of the rows of ``reader`` with their answers behind them.

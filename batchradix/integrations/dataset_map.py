@@ -7,13 +7,11 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import pyarrow as pa
 
-from batchradix import pipeline
 from batchradix.errors import InputError, OptionError
 from batchradix.integrations.hf_datasets import Extractor, need_datasets, plain
 from batchradix.integrations.options import JobOptions
@@ -70,7 +68,9 @@ def map_dataset(
     fingerprint = hasher.hash(["batchradix", dataset._fingerprint, extractor.fingerprint])
     progress = choose_progress(quiet=not show_progress)
     if cache_file_name is None and not caches:
-        answers = datasets.Dataset(_answered(dataset, extractor, None, progress))
+        view = dataset.with_format(None)
+        table = extractor.run(view, dataset.column_names, progress=progress)
+        answers = datasets.Dataset(plain(table))
     else:
         path = Path(cache_file_name or _cache_path(dataset, fingerprint, datasets))
         if not (load_from_cache_file and path.exists()):
@@ -103,27 +103,15 @@ def _cache_path(dataset: Any, fingerprint: str, datasets: Any) -> Path:
     return folder / f"cache-{fingerprint}.arrow"
 
 
-def _answered(
-    dataset: Any, extractor: Extractor, output: Path | None, progress: Any, restart: bool = False
-) -> Any:
-    """Runs the whole job: its answers as a table, or, with ``output``, in that file."""
-    options = replace(extractor.config.output, path=output, restart=restart)
-    view = dataset.with_format(None)
-    outcome = pipeline.run(replace(extractor.config, input=view, output=options), progress=progress)
-    extractor.add_usage(outcome.summary.usage)
-    if outcome.table is None:
-        return None
-    return plain(extractor.arranged(outcome.table, dataset.column_names))
-
-
 def _write(dataset: Any, extractor: Extractor, path: Path, progress: Any, *, restart: bool) -> None:
     """Answers the data set into ``path``, an Arrow stream as `datasets` reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     output = path.with_name(f"{path.stem}.unfinished.arrow")
-    _answered(dataset, extractor, output, progress, restart)
+    view, columns = dataset.with_format(None), dataset.column_names
+    extractor.run(view, columns, path=output, restart=restart, progress=progress)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         try:
-            _copy(output, file, extractor, dataset.column_names)
+            _copy(output, file, extractor, columns)
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
