@@ -20,7 +20,7 @@ from batchradix.types import Status
 
 TAGS = ("synthetic", "batchradix")
 _BEGIN, _END = "<!-- batchradix: begin -->", "<!-- batchradix: end -->"
-_PLACE = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
+SECTION = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
 _STATUS = re.compile(r"(answer_)*status")
 
 
@@ -71,8 +71,8 @@ def section(
 
 def with_section(text: str, section_: str) -> str:
     """The text of a card with ``section_`` in the place of an earlier one, else at the end."""
-    if _PLACE.search(text):
-        return _PLACE.sub(lambda found: section_, text, count=1)
+    if SECTION.search(text):
+        return SECTION.sub(lambda found: section_, text, count=1)
     return f"{text.rstrip()}\n\n{section_}\n".lstrip()
 
 

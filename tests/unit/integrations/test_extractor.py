@@ -409,3 +409,18 @@ def test_a_table_comes_back_with_the_answers_behind(options: dict[str, Any]) -> 
     found = Extractor(**options)(table)
     assert found.column_names == ["text", *("answer_text" if c == "text" else c for c in COLUMNS)]
     assert found["value"].to_pylist() == [ANSWER, None]
+
+
+@pytest.mark.parametrize("batch_size", [5, 8])
+def test_a_map_over_sorted_rows_computes_hardly_more_than_one_plan(
+    options: dict[str, Any], batch_size: int
+) -> None:
+    texts = [f"document {d} {'lorem ipsum ' * 8}. {q}" for d in range(12) for q in range(4)]
+    # The pool holds little more than the documents of one batch.
+    few = options | {"schema": None, "max_tokens": 1, "kv_tokens": 500}
+    mapped, whole = Extractor(**few), Extractor(**few)
+    rows(*texts).map(mapped, batched=True, batch_size=batch_size, load_from_cache_file=False)
+    batchradix.map_dataset(rows(*texts), whole, load_from_cache_file=False)
+    assert whole.usage.recomputed_tokens == mapped.usage.recomputed_tokens == 0
+    assert whole.usage.computed_tokens <= mapped.usage.computed_tokens
+    assert mapped.usage.computed_tokens <= 1.05 * whole.usage.computed_tokens
