@@ -20,6 +20,7 @@ from batchradix.config import (
     RunConfig,
     SamplingOptions,
     Speculate,
+    Switch,
 )
 from batchradix.errors import OptionError
 from batchradix.schema.answer_format import AnswerFormat, answer_format
@@ -59,6 +60,8 @@ class EngineKeywords(TypedDict, total=False):
     forced_text: bool
     repetition_guard: bool
     speculate: Speculate
+    overlap: Switch
+    cuda_graphs: Switch
     num_threads: int | None
     grammar_timeout_s: float
     grammar_memory_bytes: int | None
