@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,13 +23,14 @@ from batchradix.integrations.options import PortableJob, job_config
 from batchradix.pipeline.parts import job_identity
 from batchradix.plan.order import FEW_ROWS
 from batchradix.report.machine import free_memory_bytes, has_bf16, num_threads
-from batchradix.report.progress import Progress
+from batchradix.report.progress import Progress, Silent
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts
 from batchradix.schema.tools import ToolSet
 from batchradix.sink.columns import result_schema
 from batchradix.types import Usage
 
+_LOGGER = logging.getLogger("batchradix")
 _ROW_COLUMNS = ("id", "row")  # of a result; an answer stands beside its row instead
 _SHARE_OF_FREE_MEMORY = 0.4
 
@@ -140,29 +142,23 @@ class Answerer:
 
         Raises `OptionError` for ``unnest`` without an object, and unknown ``result_columns``.
         """
-        return pa.schema(list(self._fields(columns)[0].values()))
+        return pa.schema(list(self._fields(columns).values()))
 
-    def _fields(self, columns: Collection[str]) -> tuple[dict[str, pa.Field], pa.Schema]:
-        """The answers' fields by their names in a result (a field of the value by ``value.``
-        and its name), as they are called beside ``columns``; and a result's schema."""
+    def _fields(self, columns: Collection[str]) -> dict[str, pa.Field]:
+        """The answers' fields as they are called beside ``columns``, by their names in a result;
+        those of an unnested value by ``value.`` and their name."""
         values = self._values(columns)
-        probabilities = self._config.sampling.probabilities and values is not None
+        if self._unnest and values is None:
+            raise OptionError("`unnest` needs a schema whose top is an object; there is no schema")
+        scored = self._config.sampling.probabilities and values is not None
         results = result_schema(
             id_type=pa.string(),
             value_type=None if values is None else values.arrow_type,
-            choices=values.choices if values is not None and probabilities else None,
+            choices=values.choices if values is not None and scored else None,
             keep_truncated=self._config.output.keep_truncated,
             metadata={},
         )
-        beside = [name for name in results.names if name not in (*_ROW_COLUMNS, "value")]
-        wanted = ([] if self._unnest else beside) if self._result_columns is None else None
-        if wanted is None:
-            wanted = list(self._result_columns or ())
-            unknown = [name for name in wanted if name not in beside]
-            if unknown:
-                raise OptionError(
-                    f"`result_columns` has no {unknown[0]!r}; there are: {', '.join(beside)}"
-                )
+        wanted = self._wanted([n for n in results.names if n not in (*_ROW_COLUMNS, "value")])
         found: dict[str, pa.Field] = {}
         for field in results:
             if field.name == "value":
@@ -170,9 +166,18 @@ class Answerer:
                 found |= self._value_fields(values.arrow_field("value"))
             elif field.name in wanted:
                 found[field.name] = field
-        if self._unnest and values is None:
-            raise OptionError("`unnest` needs a schema whose top is an object; there is no schema")
-        return _named_apart(found, columns), results
+        return _named_apart(found, columns)
+
+    def _wanted(self, beside: list[str]) -> Collection[str]:
+        """Which of the columns ``beside`` the answer there are."""
+        if self._result_columns is None:
+            return () if self._unnest else beside
+        unknown = [name for name in self._result_columns if name not in beside]
+        if unknown:
+            raise OptionError(
+                f"`result_columns` has no {unknown[0]!r}; there are: {', '.join(beside)}"
+            )
+        return self._result_columns
 
     def _value_fields(self, field: pa.Field) -> dict[str, pa.Field]:
         if not self._unnest:
@@ -191,7 +196,7 @@ class Answerer:
 
     def arranged(self, results: pa.Table, columns: Collection[str]) -> pa.Table:
         """Of the table of a run the answers, beside a table with these columns."""
-        fields, _ = self._fields(columns)
+        fields = self._fields(columns)
         arrays = []
         for name in fields:
             if not name.startswith("value."):
@@ -238,6 +243,9 @@ class Answerer:
         output = replace(self._config.output, path=path, restart=restart)
         outcome = pipeline.run(replace(self._config, input=input, output=output), progress=progress)
         self._former += outcome.summary.usage
+        if isinstance(progress, Silent):  # others have said it
+            for text in outcome.summary.warnings:
+                _LOGGER.warning(text)
         return None if outcome.table is None else self.arranged(outcome.table, columns)
 
     def stream(self, reader: pa.RecordBatchReader, *, batch_rows: int = 64) -> Any:

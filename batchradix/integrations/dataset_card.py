@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,12 @@ _STATUS = re.compile(r"(answer_)*status")
 
 
 def status_counts(dataset: Any) -> Counter[str] | None:
-    """Rows by status of a `datasets.Dataset` that was mapped; None where no column has it."""
+    """Rows by status of a `datasets.Dataset` that was mapped, or of all splits of a dict of them;
+    None where no column has it."""
+    if isinstance(dataset, Mapping):
+        found = [status_counts(split) for split in dataset.values()]
+        known = [counts for counts in found if counts is not None]
+        return sum(known, Counter()) if len(known) == len(found) else None
     names = [name for name in dataset.column_names if _STATUS.fullmatch(name)]
     if not names:
         return None

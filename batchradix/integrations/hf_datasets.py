@@ -78,10 +78,10 @@ class Extractor(Answerer):
     def push_to_hub(self, dataset: Any, repo_id: str, **options: Any) -> Any:
         """``dataset.push_to_hub(repo_id, ...)``, with a card that says how the answers came about.
 
-        ``dataset`` is what a map with this extractor gave. The card names model, revision,
-        schema, template and the shares of rows that are ok, truncated and failed; what else a
-        card holds stays. ``options`` are those of ``Dataset.push_to_hub``, whose ``CommitInfo``
-        is returned. Raises what `huggingface_hub` raises.
+        ``dataset`` is what a map with this extractor gave, one split or a dict of them. The card
+        names model, revision, schema, template and the shares of rows that are ok, truncated and
+        failed; what else a card holds stays. ``options`` are those of ``Dataset.push_to_hub``,
+        whose ``CommitInfo`` is returned. Raises what `huggingface_hub` raises.
         """
         if repo_id.startswith("buckets/"):
             raise OptionError(
@@ -94,7 +94,7 @@ class Extractor(Answerer):
             self.checkpoint,
             self.format,
             dtype=self.dtype,
-            num_rows=len(dataset),
+            num_rows=sum(map(len, dataset.values())) if isinstance(dataset, dict) else len(dataset),
             counts=counts,
         )
         commit = dataset.push_to_hub(repo_id, **options)

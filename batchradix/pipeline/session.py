@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -22,13 +23,16 @@ from batchradix.report.machine import machine
 from batchradix.report.progress import Silent
 from batchradix.types import Engine, Result, Usage
 
+_LOGGER = logging.getLogger("batchradix")
+
 
 class Session:
     """Answers jobs in memory with one engine, whose weights load with the first row to run.
 
     The ``engine`` of a job's config is not looked at: that of all is ``options``. Calls from
     several threads run one after the other. A call that was interrupted leaves nothing behind:
-    the next one loads the weights again.
+    the next one loads the weights again. What a person should know is logged (``batchradix``,
+    as warnings), each sentence once.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions) -> None:
@@ -37,6 +41,7 @@ class Session:
         self._engines = RadixEngines(checkpoint, options=options)
         self._engine: Engine | None = None
         self._former = Usage()
+        self._told: set[str] = set()
         self._is_closed = False
         self._busy = threading.RLock()  # a signal handler may close while it answers
 
@@ -86,7 +91,9 @@ class Session:
         check_budget(parts)
         check_scores(parts, self._engines.check_scores)
         opening = self._engines.opening
-        return parts, plan_rows(parts, folder=None, progress=Silent(), opening=opening)
+        planned = plan_rows(parts, folder=None, progress=Silent(), opening=opening)
+        self._tell(parts.warnings + planned.warnings)
+        return parts, planned
 
     def _answer(self, parts: Parts, planned: Planned, emit: Callable[[Result], None]) -> None:
         answers = Answers(planned)
@@ -96,8 +103,9 @@ class Session:
         if not len(todo):
             return
         try:
+            engine = self._loaded_engine()
             drive(
-                self._loaded_engine(),
+                engine,
                 planned,
                 answers,
                 todo,
@@ -109,6 +117,13 @@ class Session:
         except BaseException:
             self._drop_engine()  # it may be stopped halfway through a step
             raise
+        self._tell(engine.notices)
+
+    def _tell(self, sentences: Iterable[str]) -> None:
+        for text in sentences:
+            if text not in self._told:
+                self._told.add(text)
+                _LOGGER.warning(text)
 
     def _loaded_engine(self) -> Engine:
         if self._engine is None:

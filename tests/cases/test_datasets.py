@@ -37,6 +37,9 @@ out = data.map(make(), batched=True, batch_size=4)
 seen |= {"fingerprint": out._fingerprint, "columns": out.column_names}
 seen["tags"] = [value["tag"] for value in out["value"]]
 seen["starts"] = len(starts)
+if "--spawn" in sys.argv:
+    import multiprocess
+    multiprocess.set_start_method("spawn")
 if "--processes" in sys.argv:
     twice = data.map(make(), batched=True, num_proc=2, load_from_cache_file=False)
     seen["processes"] = [value["tag"] for value in twice["value"]]
@@ -71,10 +74,11 @@ def test_a_mapped_function_hashes_to_what_it_answers_and_never_carries_its_model
     environ = processes.environ | {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
     first = _process({}, environ, "--processes")
     second = _process({"batch_size": 3, "device": "cpu"}, environ)
-    changed = _process({"template": "x {{text}}"}, environ)
+    changed = _process({"template": "x {{text}}"}, environ, "--processes", "--spawn")
     assert first["hash"] == first["again"] == second["hash"] != changed["hash"]
     assert first["pickle"] < 1_000_000
     assert first["columns"][0] == "text"
-    assert first["tags"] == second["tags"] == first["processes"] == ["k"] * 10
+    assert first["tags"] == second["tags"] == ["k"] * 10
+    assert first["processes"] == changed["processes"] == ["k"] * 10  # forked, and spawned
     assert (first["opened"], first["starts"], second["starts"], changed["starts"]) == (0, 1, 0, 1)
     assert first["fingerprint"] == second["fingerprint"] != changed["fingerprint"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import decimal
 import importlib.util
 import json
 import os
@@ -24,6 +26,7 @@ import batchradix
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.errors import OptionError
 from batchradix.integrations import answerer
+from batchradix.integrations.batches import answered
 from batchradix.integrations.hf_datasets import Extractor
 
 ROOT = Path(__file__).parents[3]
@@ -424,3 +427,76 @@ def test_a_map_over_sorted_rows_computes_hardly_more_than_one_plan(
     assert whole.usage.recomputed_tokens == mapped.usage.recomputed_tokens == 0
     assert whole.usage.computed_tokens <= mapped.usage.computed_tokens
     assert mapped.usage.computed_tokens <= 1.05 * whole.usage.computed_tokens
+
+
+def test_what_a_person_should_know_is_logged_once(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    extractor = Extractor(**options)
+    rows("a", "b", "c").map(extractor, batched=True, batch_size=1)
+    [said] = [record.message for record in caplog.records if record.name == "batchradix"]
+    assert "the template names no field of the schema" in said
+    batchradix.map_dataset(rows("a"), extractor, load_from_cache_file=False)
+    assert caplog.records[-1].message == said
+
+
+MOMENT = datetime.datetime(2024, 5, 6, 7, 8, 9, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (pa.timestamp("us", tz="UTC"), MOMENT),
+        (pa.date32(), MOMENT.date()),
+        (pa.time64("us"), MOMENT.time()),
+        (pa.decimal128(38, 0), decimal.Decimal(10**30)),
+        (
+            pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.float64()))])),
+            [{"a": 1, "b": [0.5]}],
+        ),
+        (pa.bool_(), True),
+        (pa.null(), None),
+    ],
+)
+def test_a_column_of_every_type_may_begin_with_nulls(type_: Any, value: Any) -> None:
+    def answer(batch: Any) -> Any:
+        cells = [value if text == "yes" else None for text in batch["text"]]
+        return answered(batch, pa.table({"v": pa.chunked_array([pa.array(cells, type_)])}))
+
+    mapped = rows("no", "no", "yes").map(
+        answer,
+        batched=True,
+        batch_size=1,
+        load_from_cache_file=False,
+        new_fingerprint="of-this-test",
+    )
+    assert mapped.data.schema.field("v").type == type_
+    assert mapped["v"][:] == [None, None, value]
+
+
+def test_schemas_of_single_rows_make_a_column_of_json_text(options: dict[str, Any]) -> None:
+    formats = [
+        '{"type": "text"}',
+        '{"type": "json_schema", "json_schema": {"schema": {"enum": [7]}}}',
+    ]
+    data = datasets.Dataset.from_dict({"text": ["a", "b"], "response_format": formats})
+    extractor = Extractor(**options | {"schema": None, "max_tokens": 4})
+    mapped = data.map(extractor, batched=True, features=extractor.features(data))
+    assert mapped["value"][:] == [None, "7"]
+
+
+def test_equal_prompts_draw_differently_within_a_batch(
+    options: dict[str, Any], tiny_model_folder: Any
+) -> None:
+    drawn = options | {
+        "model": str(tiny_model_folder("random")),
+        "schema": None,
+        "temperature": 2.0,
+    }
+    extractor = Extractor(**drawn | {"max_tokens": 8, "seed": 3})
+    mapped = rows("a", "a", "a", "a").map(extractor, batched=True, batch_size=2)
+    first, second, third, fourth = mapped["answer_text"]
+    assert first != second
+    assert (first, second) == (third, fourth)
+    whole = batchradix.map_dataset(rows("a", "a", "a", "a"), extractor)
+    assert len(set(whole["answer_text"])) == 4

@@ -89,6 +89,9 @@ def test_shares_are_counted_in_the_answers_own_status_column(options: dict[str, 
     extractor = Extractor(**options)
     assert status_counts(data.map(extractor, batched=True)) == {"ok": 1, "error": 1}
     assert status_counts(data) is None
+    splits = datasets.DatasetDict(train=data, test=data.select([0]))
+    assert status_counts(splits.map(extractor, batched=True)) == {"ok": 2, "error": 1}
+    assert status_counts(splits) is None
     alone = Extractor(unnest=True, **options)
     mapped = data.remove_columns("status").map(alone, batched=True)
     text = section(
