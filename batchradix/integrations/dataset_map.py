@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from batchradix.errors import InputError, OptionError
+from batchradix.errors import InputError, OptionError, SinkError
 from batchradix.integrations.hf_datasets import Extractor, need_datasets, plain
 from batchradix.integrations.options import JobOptions
 from batchradix.report.progress import choose_progress
@@ -104,21 +103,27 @@ def _cache_path(dataset: Any, fingerprint: str, datasets: Any) -> Path:
 
 
 def _write(dataset: Any, extractor: Extractor, path: Path, progress: Any, *, restart: bool) -> None:
-    """Answers the data set into ``path``, an Arrow stream as `datasets` reads it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Answers the data set into ``path``, an Arrow stream as `datasets` reads it.
+
+    Raises `SinkError` where that cannot be written, and what the run raises.
+    """
     output = path.with_name(f"{path.stem}.unfinished.arrow")
+    made = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     view, columns = dataset.with_format(None), dataset.column_names
-    extractor.run(view, columns, path=output, restart=restart, progress=progress)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        extractor.run(view, columns, path=output, restart=restart, progress=progress)
+        with made.open("wb") as file:
             _copy(output, file, extractor, columns)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    umask = os.umask(0o666)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
+        os.replace(made, path)
+    except OSError as error:
+        raise SinkError(
+            f"the answers cannot be kept in {path}: {error.strerror or error}; mend that, or name "
+            f"another file with `cache_file_name`"
+        ) from error
+    finally:
+        with suppress(OSError):
+            made.unlink()
     with suppress(OSError):
         output.unlink()
     shutil.rmtree(output.with_name(output.name + WORK_SUFFIX), ignore_errors=True)

@@ -23,6 +23,7 @@ from batchradix.config import (
     Switch,
 )
 from batchradix.errors import OptionError
+from batchradix.jobs.base import NO_ID_COLUMN
 from batchradix.schema.answer_format import AnswerFormat, answer_format
 from batchradix.schema.tools import ToolSet
 
@@ -138,6 +139,7 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
         model=os.fspath(model),
         schema=answer_format(**given(AnswerKeywords)),
         schema_column=options.get("schema_column"),
+        id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks
         retries=options.get("retries", 0),
         prompt=PromptOptions(**given(PromptKeywords)),
         sampling=_with(options.get("sampling") or SamplingOptions(), sampling),

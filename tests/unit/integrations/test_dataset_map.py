@@ -11,7 +11,7 @@ import pytest
 
 import batchradix
 from batchradix.engine.model_runner import ModelRunner
-from batchradix.errors import InputError, OptionError
+from batchradix.errors import InputError, OptionError, SinkError
 from batchradix.integrations.hf_datasets import Extractor
 from batchradix.sink import shards
 
@@ -222,3 +222,10 @@ def test_options_beside_an_extractor_and_unknown_columns_are_refused(
         batchradix.map_dataset(questions(), extractor, max_tokens=3)
     with pytest.raises(InputError, match="no column 'txt' to remove; its columns are: text, label"):
         batchradix.map_dataset(questions(), extractor, remove_columns="txt")
+
+
+def test_a_folder_that_cannot_be_had_is_named(options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "answers.arrow"
+    with pytest.raises(SinkError, match=r"cannot be kept in .*answers.arrow.*cache_file_name"):
+        batchradix.map_dataset(questions(), cache_file_name=place, **options)

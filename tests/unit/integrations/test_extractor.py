@@ -500,3 +500,14 @@ def test_equal_prompts_draw_differently_within_a_batch(
     assert (first, second) == (third, fourth)
     whole = batchradix.map_dataset(rows("a", "a", "a", "a"), extractor)
     assert len(set(whole["answer_text"])) == 4
+
+
+@pytest.mark.parametrize("ids", [["d", "d"], [[1], [2]], [b"\xff", b"\xfe"]])
+def test_a_column_called_id_is_a_column_like_any_other(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture, ids: list[Any]
+) -> None:
+    data = datasets.Dataset.from_dict({"text": ["a", "b"], "id": ids})
+    mapped = data.map(Extractor(**options), batched=True)
+    assert mapped["status"][:] == ["ok", "ok"]
+    assert batchradix.map_dataset(data, **options)["id"][:] == ids
+    assert "have an id that" not in caplog.text

@@ -12,6 +12,7 @@ import pytest
 
 from batchradix.errors import InputError, RowErrorCode
 from batchradix.jobs import open_job
+from batchradix.jobs.base import NO_ID_COLUMN
 from batchradix.types import Row
 
 
@@ -190,3 +191,13 @@ def test_what_gives_a_stream_is_read_as_one() -> None:
             return pa.table({"prompt": ["a", "b"]}).to_reader()
 
     assert [row.values for row in rows_of(Relation())] == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+@pytest.mark.parametrize("make", [pa.Table.from_pylist, list])
+def test_without_an_id_column_ids_are_row_numbers_whatever_columns_there_are(make: Any) -> None:
+    rows = [{"id": "x", "": 1}, {"id": "x", "": 2}]
+    with open_job(make(rows), id_column=NO_ID_COLUMN) as source:
+        assert source.num_duplicate_ids == 0
+        found = [row for batch in source.batches(None) for row in batch]
+    assert [row.id for row in found] == ["0", "1"]
+    assert [row.values for row in found] == rows
