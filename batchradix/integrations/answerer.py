@@ -46,7 +46,7 @@ class Answerer:
 
     The model's files are opened when they are first needed, its weights load with the first row,
     in the process that answers it; they and the cached prefixes stay until `close`.
-    ``options`` are those of `JobOptions`. Raises `OptionError` and `SchemaError`.
+    ``options`` are named by `option_names`. Raises `OptionError` and `SchemaError`.
     """
 
     def __init__(

@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import pyarrow as pa
 
 from batchradix.errors import InputError, OptionError, SinkError
 from batchradix.integrations.hf_datasets import Extractor, need_datasets, plain
-from batchradix.integrations.options import JobOptions
 from batchradix.report.progress import choose_progress
 from batchradix.sink.folder import WORK_SUFFIX
 
@@ -28,7 +27,7 @@ def map_dataset(
     show_progress: bool = False,
     unnest: bool = False,
     result_columns: Iterable[str] | None = None,
-    **options: Unpack[JobOptions],
+    **options: Any,
 ) -> Any:
     """``dataset.map(extractor, batched=True)``, planned over all of its rows at once.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,7 +12,6 @@ from batchradix.errors import OptionError
 from batchradix.integrations.answerer import Answerer
 from batchradix.integrations.batches import answered, rows_of
 from batchradix.integrations.dataset_card import TAGS, section, status_counts, with_section
-from batchradix.integrations.options import JobOptions
 from batchradix.sink.dictionaries import map_types, recode
 
 
@@ -45,7 +44,7 @@ class Extractor(Answerer):
         *,
         unnest: bool = False,
         result_columns: Sequence[str] | None = None,
-        **options: Unpack[JobOptions],
+        **options: Any,
     ) -> None:
         super().__init__(unnest=unnest, result_columns=result_columns, **options)
         _hash_by_fingerprint()

@@ -2,154 +2,75 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from batchradix.config import (
     DEFAULT_MODEL,
-    DType,
     EngineOptions,
     OutputOptions,
     PromptOptions,
-    Quantize,
     RunConfig,
     SamplingOptions,
-    Speculate,
-    Switch,
 )
 from batchradix.errors import OptionError
 from batchradix.jobs.base import NO_ID_COLUMN
 from batchradix.schema.answer_format import AnswerFormat, answer_format
 from batchradix.schema.tools import ToolSet
 
-
-class SamplingKeywords(TypedDict, total=False):
-    """Each field of `SamplingOptions` by its own name."""
-
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    stop: tuple[str, ...]
-    probabilities: bool
-    choose: Literal["walk", "joint"]
+_ANSWERS = tuple(inspect.signature(answer_format).parameters)
+_OF_THE_JOB = ("model", "schema_column", "retries", "keep_truncated", "sampling", "engine")
 
 
-class EngineKeywords(TypedDict, total=False):
-    """Each field of `EngineOptions` by its own name."""
-
-    dtype: DType
-    quantize: Quantize
-    deterministic: bool
-    device: str
-    attention: str
-    batch_size: int | None
-    prefill_tokens: int | None
-    kv_tokens: int | None
-    kv_memory_bytes: int | None
-    prefix_cache: bool
-    forced_text: bool
-    repetition_guard: bool
-    speculate: Speculate
-    overlap: Switch
-    cuda_graphs: Switch
-    num_threads: int | None
-    grammar_timeout_s: float
-    grammar_memory_bytes: int | None
-    plan_memory_bytes: int | None
-    row_timeout_s: float | None
-    kv_store: Path | str | None
-    kv_store_bytes: int | None
-    kv_disk_bytes: int | None
-    kv_host_memory_bytes: int | None
-
-
-class AnswerKeywords(TypedDict, total=False):
-    """What answers may look like, as `answer_format` takes it."""
-
-    schema: Any
-    fields: str | None
-    regex: str | None
-    grammar: str | Path | None
-    choices: str | Path | Sequence[str] | None
-    tools: Any
-    tool_choice: str | Mapping[str, Any] | None
-    parallel_tool_calls: bool | None
-    tool_format: str | None
-
-
-class PromptKeywords(TypedDict, total=False):
-    """Each field of `PromptOptions` by its own name."""
-
-    template: str | None
-    chat: bool
-    instruction: str | None
-    column: str | None
-    system: str | None
-    null_text: str | None
-
-
-class JobOptions(AnswerKeywords, PromptKeywords, SamplingKeywords, EngineKeywords, total=False):
-    """The arguments of `batchradix.run` that say what is asked of each row, and the fields of
-    ``sampling`` and ``engine`` by their own names, which win over those of the objects."""
-
-    model: str | os.PathLike[str]
-    schema_column: str | None
-    retries: int
-    keep_truncated: bool
-    sampling: SamplingOptions | None
-    engine: EngineOptions | None
+def option_names() -> tuple[str, ...]:
+    """The keywords of a job: the arguments of `batchradix.run` that say what is asked of each row,
+    and the fields of its ``sampling`` and ``engine`` by their own names."""
+    groups = (PromptOptions, SamplingOptions, EngineOptions)
+    return (*_OF_THE_JOB, *_ANSWERS, *(field.name for group in groups for field in fields(group)))
 
 
 def job_config(options: Mapping[str, Any]) -> RunConfig:
-    """The config of a job without an input, from the keywords of `JobOptions`.
+    """The config of a job without an input, from keywords (see `option_names`).
 
-    Its ``schema`` is an `AnswerFormat`, a `ToolSet` or None. Raises `OptionError` for a keyword
-    that is none, and what the parts raise.
+    Single settings win over those of ``sampling`` and ``engine``. Its ``schema`` is an
+    `AnswerFormat`, a `ToolSet` or None. Raises `OptionError` for a keyword that is none, and what
+    the parts raise.
     """
-    known = JobOptions.__annotations__
+    known = option_names()
     for name in options:
         if name not in known:
             close = get_close_matches(name, known, 1)
             meant = f"; did you mean `{close[0]}`?" if close else ""
             raise OptionError(f"there is no option `{name}`{meant}")
 
-    def given(group: Any) -> dict[str, Any]:
-        return {name: options[name] for name in options if name in group.__annotations__}
-
     model = options.get("model", DEFAULT_MODEL)
     if not isinstance(model, (str, os.PathLike)):
         raise OptionError(f"`model` must be a name or a path, not {model!r}")
-    sampling = given(SamplingKeywords)
-    if isinstance(sampling.get("stop"), (str, list)):
-        stop = sampling["stop"]
+    sampling = _given(SamplingOptions, options)
+    if isinstance(stop := sampling.get("stop"), (str, list)):
         sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return RunConfig(
         input=None,
         model=os.fspath(model),
-        schema=answer_format(**given(AnswerKeywords)),
+        schema=answer_format(**{name: options[name] for name in _ANSWERS if name in options}),
         schema_column=options.get("schema_column"),
         id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks
         retries=options.get("retries", 0),
-        prompt=PromptOptions(**given(PromptKeywords)),
-        sampling=_with(options.get("sampling") or SamplingOptions(), sampling),
-        engine=_with(options.get("engine") or EngineOptions(), given(EngineKeywords)),
+        prompt=PromptOptions(**_given(PromptOptions, options)),
+        sampling=replace(options.get("sampling") or SamplingOptions(), **sampling),
+        engine=replace(options.get("engine") or EngineOptions(), **_given(EngineOptions, options)),
         output=OutputOptions(keep_truncated=options.get("keep_truncated", False)),
     )
 
 
-def _with(base: Any, changes: dict[str, Any]) -> Any:
-    return replace(base, **changes) if changes else base
+def _given(group: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = (field.name for field in fields(group))
+    return {name: options[name] for name in names if name in options}
 
 
 @dataclass(frozen=True, slots=True)

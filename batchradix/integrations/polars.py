@@ -8,14 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Unpack
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from batchradix.errors import OptionError
 from batchradix.integrations.answerer import Answerer
-from batchradix.integrations.options import JobOptions
 from batchradix.report.progress import choose_progress
 
 __all__ = ["FrameNamespace", "LazyNamespace"]
@@ -34,7 +33,7 @@ class FrameNamespace:
         unnest: bool = False,
         result_columns: Sequence[str] | None = None,
         show_progress: bool = False,
-        **options: Unpack[JobOptions],
+        **options: Any,
     ) -> pl.DataFrame:
         """The frame with the columns of the answers behind its own, rows in their order.
 
@@ -61,7 +60,7 @@ class LazyNamespace:
         batch_rows: int = 1024,
         unnest: bool = False,
         result_columns: Sequence[str] | None = None,
-        **options: Unpack[JobOptions],
+        **options: Any,
     ) -> pl.LazyFrame:
         """A lazy frame with the columns of the answers behind its own, rows in their order.
 
