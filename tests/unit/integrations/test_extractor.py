@@ -190,6 +190,7 @@ def test_where_it_runs_is_no_part_of_the_hash(
         {"retries": 1},
         {"dtype": "bfloat16"},
         {"quantize": "int8"},
+        {"kv_dtype": "fp8"},
         {"forced_text": False},
         {"row_timeout_s": 5.0},
         {"schema_column": "s"},
