@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from batchradix.api import LLM, RunResult, plan, run
     from batchradix.config import EngineOptions, SamplingOptions
     from batchradix.errors import BatchradixError
+    from batchradix.integrations.dataset_map import map_dataset
+    from batchradix.integrations.hf_datasets import Extractor
     from batchradix.types import Result
 
 _HOMES = {
@@ -27,17 +29,21 @@ _HOMES = {
     "EngineOptions": "config",
     "SamplingOptions": "config",
     "BatchradixError": "errors",
+    "Extractor": "integrations.hf_datasets",
     "Result": "types",
+    "map_dataset": "integrations.dataset_map",
 }
 
 __all__ = [
     "LLM",
     "BatchradixError",
     "EngineOptions",
+    "Extractor",
     "Result",
     "RunResult",
     "SamplingOptions",
     "__version__",
+    "map_dataset",
     "plan",
     "run",
 ]

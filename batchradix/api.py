@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import pyarrow as pa
 
 from batchradix import pipeline
-from batchradix.checkpoint.checkpoint import open_checkpoint
+from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     DEFAULT_MODEL,
     EngineOptions,
@@ -21,15 +19,13 @@ from batchradix.config import (
     PromptOptions,
     RunConfig,
     SamplingOptions,
-    resolve_engine,
 )
-from batchradix.errors import EngineError, OptionError
+from batchradix.errors import OptionError
 from batchradix.plan.cached import PlanSummary
-from batchradix.report.machine import machine
-from batchradix.report.progress import Silent, choose_progress
+from batchradix.report.progress import choose_progress
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import answer_format
-from batchradix.types import Engine, Result, Status
+from batchradix.types import Result, Status, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +44,16 @@ class RunResult:
 
         assert self.path is not None
         return read_table(self.path)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The table of answers as a stream; one that went to an Arrow or Parquet file is read
+        batch by batch, as it is asked for."""
+        if self.table is not None:
+            return self.table.to_reader()
+        from batchradix.sink.formats import read_batches
+
+        assert self.path is not None
+        return read_batches(self.path)
 
     def to_polars(self) -> Any:
         """The table of answers as a ``polars.DataFrame``."""
@@ -119,9 +125,10 @@ def run(
     """Runs every row of ``input`` through a model: the Python form of ``batchradix run``.
 
     ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
-    (pyarrow, Polars, a Hugging Face dataset, a list of dicts). An OpenAI batch file, or a list of
-    its requests, is answered as its API does with ``format="openai"``. ``schema`` is a JSON Schema
-    as path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a ``pyarrow.RecordBatchReader`` or a
+    DuckDB relation. An OpenAI batch file, or a list of its requests, is answered as its API does
+    with ``format="openai"``. ``schema`` is a JSON Schema as path, text or dict, or a pydantic model
+    class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),
@@ -253,12 +260,18 @@ class LLM:
         engine: EngineOptions | None = None,
     ) -> None:
         name = _path_text(model, "model")
-        self._options = RunConfig(input=None, engine=engine or EngineOptions()).engine
-        self.checkpoint = open_checkpoint(name)
-        self._engines = pipeline.RadixEngines(self.checkpoint, options=self._options)
-        self._engine: Engine | None = None
-        self._is_closed = False
-        self._busy = threading.RLock()  # a signal handler may close while it answers
+        options = RunConfig(input=None, engine=engine or EngineOptions()).engine
+        self._session = pipeline.Session(open_checkpoint(name), options)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The model's files, config, tokenizer and chat template."""
+        return self._session.checkpoint
+
+    @property
+    def usage(self) -> Usage:
+        """The engine's counters over all calls so far."""
+        return self._session.usage
 
     def generate(
         self,
@@ -312,74 +325,13 @@ class LLM:
             ),
             retries=retries,
             sampling=sampling or SamplingOptions(),
-            engine=self._options,
         )
-        with self._busy:
-            if self._is_closed:
-                raise EngineError("this LLM is closed; make a new one")
-            parts = pipeline.open_parts(config, progress=Silent(), checkpoint=self.checkpoint)
-            self._engines.check(parts.schema)
-            pipeline.check_budget(parts)
-            pipeline.check_scores(parts, self._engines.check_scores)
-            planned = pipeline.plan_rows(
-                parts, folder=None, progress=Silent(), opening=self._engines.opening
-            )
-            try:
-                results = self._answer(parts, planned)
-            except BaseException:
-                self._drop_engine()  # it may be stopped halfway through a step
-                raise
+        results = self._session.results(config)
         return results if keep_truncated else [_without_cut_value(one) for one in results]
-
-    def _answer(self, parts: pipeline.Parts, planned: pipeline.Planned) -> list[Result]:
-        answers = pipeline.Answers(planned)
-        results = {row: answers.failed(row) for row in planned.rows.errors}
-
-        def emit(result: Result) -> None:
-            results[result.row] = result
-
-        todo = np.sort(planned.plan.order)
-        if len(todo):
-            pipeline.drive(
-                self._loaded_engine(),
-                planned,
-                answers,
-                todo,
-                emit,
-                prefix_cache=self._options.prefix_cache,
-                retain=True,
-                retries=pipeline.open_retries(parts, planned),
-            )
-        return [results[row] for row in range(len(planned.rows))]
-
-    def _loaded_engine(self) -> Engine:
-        if self._engine is None:
-            from batchradix.engine.attention.registry import num_kv_copies
-            from batchradix.engine.device import find_device
-
-            device, free_device_memory_bytes = find_device(self._options.device)
-            model = self.checkpoint.config
-            here = machine(device, free_device_memory_bytes)
-            settings = resolve_engine(
-                self._options,
-                here,
-                num_kv_copies=num_kv_copies(model, self._options, here),
-                num_kv_elements_per_token=model.num_kv_elements_per_token,
-                weight_bytes_float32=4 * model.num_parameters,
-            )
-            self._engine = self._engines(settings)
-        return self._engine
 
     def close(self) -> None:
         """Frees weights and cache; idempotent."""
-        with self._busy:
-            self._is_closed = True
-            self._drop_engine()
-
-    def _drop_engine(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self

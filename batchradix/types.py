@@ -7,7 +7,7 @@ a Python object a row. Half-open intervals throughout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -239,6 +239,12 @@ class Usage:
     preemptions: int = 0
     evicted_tokens: int = 0  # that left the cache to make room, needed again or not
     peak_kv_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """The counters of two engines that ran one after the other."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        sums["peak_kv_tokens"] = max(self.peak_kv_tokens, other.peak_kv_tokens)
+        return Usage(**sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from batchradix.errors import InputError
-from batchradix.jobs.files import InputFile, first_line
+from batchradix.jobs.arrow_values import plain_array, plain_type
+from batchradix.jobs.files import InputFile, Spool, first_line
 from batchradix.jobs.records import empty_batch
 from batchradix.jobs.tables import TableSource, slices
 
 FILE_MAGIC = b"ARROW1"
 STREAM_MAGIC = b"\xff\xff\xff\xff"
+_END_OF_STREAM = STREAM_MAGIC + bytes(4)
 
 
 class TableInMemorySource(TableSource):
@@ -75,6 +77,36 @@ class ArrowFileSource(TableSource):
                 # Offsets and text from a file are trusted by nothing below, so check them here.
                 chosen.validate(full=True)
                 yield from slices(chosen, batch_rows)
+
+
+def open_reader(
+    reader: pa.RecordBatchReader, *, id_column: str | None, limit: int | None
+) -> ArrowFileSource:
+    """A source over a stream, which is copied to a temporary file, batch after batch; that is
+    deleted when the source is closed. Raises `InputError` when the stream or the disk fails."""
+    name = "the stream"
+    spool = Spool(_messages(reader, name), name)
+    try:
+        source = ArrowFileSource(name, spool.file, id_column=id_column, limit=limit)
+    except BaseException:
+        spool.close()
+        raise
+    source.hold(spool)
+    return source
+
+
+def _messages(reader: pa.RecordBatchReader, name: str) -> Iterator[Any]:
+    """A stream in Arrow's IPC format, in plain types, which need no messages of dictionaries."""
+    types = [plain_type(field.type) for field in reader.schema]
+    schema = pa.schema(list(zip(reader.schema.names, types, strict=True)))
+    yield schema.serialize()
+    try:
+        for batch in reader:
+            arrays = [plain_array(*pair) for pair in zip(batch.columns, types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema).serialize()
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{name} cannot be read to its end: {first_line(error)}") from None
+    yield _END_OF_STREAM
 
 
 def _all_batches(reader: Any) -> Iterator[pa.RecordBatch]:

@@ -27,6 +27,9 @@ RESULT_COLUMNS = (
 )
 """Columns every result has; a column passed through may not take one of these names."""
 
+NO_ID_COLUMN = ""
+"""As the name of the id column: ids are row numbers, whatever columns there are."""
+
 DEFAULT_BATCH_ROWS = 1024
 BATCH_BYTES = 32 << 20
 """A batch of rows ends early once it holds about this much."""
@@ -46,7 +49,8 @@ class JobSource(ABC):
     CSV, lists). ``paths`` are the files it reads, none for a pipe or what is in memory.
 
     The id of a row is the column ``id_column``, or a column called ``id``, or else the row
-    number as text. Ids are never required to be unique. Usable as a context manager.
+    number as text (with `NO_ID_COLUMN` always that). Ids are never required to be unique. Usable
+    as a context manager.
     """
 
     typed: bool

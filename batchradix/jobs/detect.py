@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchradix.errors import InputError
 from batchradix.jobs.base import JobSource
-from batchradix.jobs.files import GZIP_MAGIC, ZSTD_MAGIC, InputFile, Spool, readable
+from batchradix.jobs.files import GZIP_MAGIC, ZSTD_MAGIC, InputFile, Spool, pieces_of, readable
 
 if TYPE_CHECKING:
     from batchradix.jobs.records import Record
@@ -80,7 +80,7 @@ def open_job(
     if stat.S_ISDIR(mode):
         return _open_files(text, _parquet_files_of(path), settings)
     with readable(text), open(path, "rb") as pipe:
-        spool = Spool(pipe, text)
+        spool = Spool(pieces_of(pipe), text)
     return _open_spool(spool, settings)
 
 
@@ -98,7 +98,7 @@ def _open_standard_input(settings: dict[str, Any]) -> JobSource:
         raise InputError("standard input is closed; pipe rows into it or name a file")
     if sys.stdin.isatty():
         raise InputError("standard input is a terminal; pipe rows into it or name a file")
-    return _open_spool(Spool(sys.stdin.buffer, name), settings)
+    return _open_spool(Spool(pieces_of(sys.stdin.buffer), name), settings)
 
 
 def _open_spool(spool: Spool, settings: dict[str, Any]) -> JobSource:

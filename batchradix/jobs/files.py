@@ -8,10 +8,10 @@ import io
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from batchradix.errors import InputError
 
@@ -101,21 +101,30 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-class Spool:
-    """A temporary copy of a pipe, which can be read once only; `close` deletes it."""
+def pieces_of(pipe: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a pipe until its end."""
+    while data := pipe.read(_BUFFER_BYTES):
+        yield data
 
-    def __init__(self, pipe: BinaryIO, name: str) -> None:
+
+class Spool:
+    """A temporary copy of what can be read once only, in pieces; `close` deletes it.
+
+    Raises `InputError` where reading fails, or writing.
+    """
+
+    def __init__(self, pieces: Iterable[Any], name: str) -> None:
         self._file = tempfile.NamedTemporaryFile(prefix="batchradix-input-")  # noqa: SIM115
         try:
             with readable(name):
-                self._copy(pipe, name)
+                self._copy(pieces, name)
             self.file = InputFile.at(Path(self._file.name), name)
         except BaseException:
             self.close()
             raise
 
-    def _copy(self, pipe: BinaryIO, name: str) -> None:
-        while data := pipe.read(_BUFFER_BYTES):
+    def _copy(self, pieces: Iterable[Any], name: str) -> None:
+        for data in pieces:
             try:
                 self._file.write(data)
                 self._file.flush()

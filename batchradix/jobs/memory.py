@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchradix.errors import InputError, RowError, RowErrorCode
-from batchradix.jobs.arrow import TableInMemorySource
+from batchradix.jobs.arrow import TableInMemorySource, open_reader
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.openai_batch import OpenAIBatchSource
 from batchradix.jobs.records import Record, RecordSource, empty_batch
@@ -22,7 +22,8 @@ _ASSUMED_RECORD_BYTES = 1024
 def open_memory(data: Any, *, id_column: str | None, limit: int | None) -> JobSource:
     """A source over an object in memory, known by what it can do and not by its class.
 
-    A `pyarrow.Table` or ``RecordBatch``; whatever has ``to_arrow()`` (a Polars frame) or the
+    A `pyarrow.Table` or ``RecordBatch``; a ``RecordBatchReader`` and what gives one (a DuckDB
+    relation), which need not fit the memory; whatever has ``to_arrow()`` (a Polars frame) or the
     Arrow stream interface (a pandas frame); a `datasets.Dataset`; a list of dicts; a list of
     strings, which are prompts. Raises `InputError` for anything else.
     """
@@ -31,6 +32,10 @@ def open_memory(data: Any, *, id_column: str | None, limit: int | None) -> JobSo
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
         return TableInMemorySource(data, **settings)
+    if callable(getattr(data, "to_arrow_reader", None)):
+        data = data.to_arrow_reader()
+    if isinstance(data, pa.RecordBatchReader):
+        return open_reader(data, **settings)
     if isinstance(data, (list, tuple)):
         return RecordListSource(data, **settings)
     if isinstance(data, dict) and hasattr(data, "with_format"):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from batchradix.errors import RowError, RowErrorCode
-from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, JobSource
+from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, NO_ID_COLUMN, JobSource
 from batchradix.jobs.id_count import MAX_COUNTED_IDS, IdCount
 from batchradix.schema.arrow_types import JSON_METADATA
 from batchradix.types import Row
@@ -67,8 +67,15 @@ class RecordSource(JobSource):
     @property
     def id_column(self) -> str | None:
         self.scan()
-        name = self._wanted_id_column or "id"
+        name = self._named_id_column
         return name if name in self._known_columns() else None
+
+    @property
+    def _named_id_column(self) -> str | None:
+        """The column that ids come from if it is there."""
+        if self._wanted_id_column == NO_ID_COLUMN:
+            return None
+        return self._wanted_id_column or "id"
 
     @property
     def num_duplicate_ids(self) -> int | None:
@@ -79,7 +86,7 @@ class RecordSource(JobSource):
         if self._kinds is not None:
             return
         kinds: dict[str, int] = {}
-        id_column = self._wanted_id_column or "id"
+        id_column = self._named_id_column
         ids = IdCount(MAX_COUNTED_IDS)
         num_rows = num_readable = 0
         for record in islice(self._records(), self._limit):
@@ -88,12 +95,14 @@ class RecordSource(JobSource):
                 continue
             num_readable += 1
             kinds_of_columns(record.fields, kinds)
-            if (id_value := record.fields.get(id_column)) is not None:
+            id_value = None if id_column is None else record.fields.get(id_column)
+            if id_value is not None:
                 ids.add(_id_text(id_value))
         self._kinds = kinds
         self._num_rows = num_rows
         self._num_duplicate_ids = ids.duplicates()
-        if self._wanted_id_column is not None and num_readable and id_column not in kinds:
+        if self._wanted_id_column and num_readable and id_column not in kinds:
+            assert id_column is not None
             missing = self._missing_column(id_column, "take ids from")
             self._kinds = None
             raise missing

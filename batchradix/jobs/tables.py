@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from batchradix.errors import InputError, RowError, RowErrorCode
 from batchradix.jobs.arrow_values import Unreadable, plain_array, plain_type, to_python
-from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, JobSource
+from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, NO_ID_COLUMN, JobSource
 from batchradix.jobs.id_count import MAX_COUNTED_IDS, IdCount
 from batchradix.jobs.records import empty_batch
 from batchradix.types import Row
@@ -42,7 +42,9 @@ class TableSource(JobSource):
             raise InputError(f"{name} has more than one column named {twice!r}; rename one of them")
         self._types = {f.name: plain_type(f.type) for f in schema}
         self._num_rows = num_rows if limit is None else min(num_rows, limit)
-        self._id_column = id_column or ("id" if "id" in self._types else None)
+        if id_column is None and "id" in self._types:
+            id_column = "id"
+        self._id_column = None if id_column == NO_ID_COLUMN else id_column
         if self._id_column is not None and self._id_column not in self._types:
             raise self._missing_column(self._id_column, "take ids from")
         self._id_type, self._id_is_text = self._settle_id_type()

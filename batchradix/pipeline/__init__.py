@@ -13,6 +13,7 @@ from batchradix.pipeline.planned import (
     settle_engine,
 )
 from batchradix.pipeline.retries import open_retries
+from batchradix.pipeline.session import Session
 
 __all__ = [
     "Answers",
@@ -22,6 +23,7 @@ __all__ = [
     "Parts",
     "Planned",
     "RadixEngines",
+    "Session",
     "check",
     "check_budget",
     "check_scores",

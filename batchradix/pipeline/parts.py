@@ -228,22 +228,40 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
 
     config = parts.config
     device, _ = find_device(config.engine.device)
+    identity = job_identity(
+        config,
+        parts.checkpoint,
+        parts.schema,
+        schema_column=None if parts.row_formats is None else parts.row_formats.column,
+        dtype=resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
+    )
+    return identity | {"id_type": str(parts.source.id_type)}
+
+
+def job_identity(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    schema: AnswerFormat | None,
+    *,
+    schema_column: str | None,
+    dtype: str,
+) -> dict[str, Any]:
+    """What decides the answers of a job beside its rows, as a JSON object."""
     return {
         "version": VERSION,
-        "model": parts.checkpoint.content_hash,
+        "model": checkpoint.content_hash,
         **asdict(config.prompt),
         **asdict(config.sampling),
-        "schema": None if parts.schema is None else parts.schema.text,
-        "answers": "text" if parts.schema is None else parts.schema.kind,
-        "schema_column": None if parts.row_formats is None else parts.row_formats.column,
+        "schema": None if schema is None else schema.text,
+        "answers": "text" if schema is None else schema.kind,
+        "schema_column": schema_column,
         "retries": config.retries,
-        "dtype": resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
+        "dtype": dtype,
         "quantize": config.engine.quantize,
         "kv_dtype": config.engine.kv_dtype,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,
-        "id_type": str(parts.source.id_type),
     }
 
 

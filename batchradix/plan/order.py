@@ -23,6 +23,9 @@ DEFAULT_PLAN_MEMORY_BYTES = 256 << 20
 _SORT_TOKEN_BYTES = 8
 _SORT_ROW_BYTES = 128
 _FEWEST_ROWS = 64  # below that a range is sorted whatever it takes
+FEW_ROWS = 1 << 12
+"""Up to as many are sorted by Python itself: at once, and in a process too that was forked from one
+that had used Polars, whose threads then wait for ever."""
 # Ranges are made smaller than they may be, because chosen rows only guess at their sizes.
 _RANGE_SLACK = 2
 _CHOSEN_PER_RANGE = 16
@@ -169,10 +172,12 @@ def _selected(mask: NDArray[np.bool_], rows: I64 | None) -> I64:
 
 def _sorted_rows(tokens: TokenTable, rows: I64, scratch: Scratch) -> I64:
     """``rows`` (ascending) in lexicographic order; bytes compare as tokens when big-endian."""
+    if len(rows) <= FEW_ROWS:
+        offsets, values = np.asarray(tokens.offsets), tokens.values
+        keys = [values[offsets[row] : offsets[row + 1]].astype(">u4").tobytes() for row in rows]
+        return rows[sorted(range(len(rows)), key=keys.__getitem__)]
     import polars as pl
 
-    if len(rows) == 0:
-        return rows
     frame = pl.DataFrame({"key": _keys_of(tokens, rows, scratch), "row": rows})
     ordered = frame.sort("key", maintain_order=True)["row"].to_numpy()
     return np.ascontiguousarray(ordered, dtype=np.int64)

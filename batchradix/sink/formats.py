@@ -88,3 +88,24 @@ def read_table(path: str | os.PathLike[str]) -> Any:
     if not os.path.getsize(path):
         return pa.table({})
     return pl.read_ndjson(Path(path), infer_schema_length=None).to_arrow()
+
+
+def read_batches(path: str | os.PathLike[str]) -> Any:
+    """A finished file as a ``pa.RecordBatchReader``; Arrow and Parquet are read as it goes on.
+
+    Types and errors as `read_table`.
+    """
+    import pyarrow as pa
+
+    extension = output_format(path)
+    if extension == ".arrow":
+        file = pa.ipc.open_file(pa.memory_map(os.fspath(path)))
+        batches = (file.get_batch(i) for i in range(file.num_record_batches))
+        return pa.RecordBatchReader.from_batches(file.schema, batches)
+    if extension == ".parquet":
+        import pyarrow.parquet as pq
+
+        parquet = pq.ParquetFile(path)
+        schema = parquet.schema_arrow
+        return pa.RecordBatchReader.from_batches(schema, parquet.iter_batches())
+    return read_table(path).to_reader()

@@ -119,7 +119,7 @@ def test_a_full_temporary_folder_is_an_input_error(monkeypatch: pytest.MonkeyPat
     full = open("/dev/full", "wb")  # noqa: SIM115
     monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: full)
     with pytest.raises(InputError, match=r"standard input is copied .* No space left .* TMPDIR"):
-        Spool(io.BytesIO(b"x"), "standard input")
+        Spool([b"x"], "standard input")
 
 
 @pytest.mark.parametrize(

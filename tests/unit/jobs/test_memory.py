@@ -12,6 +12,7 @@ import pytest
 
 from batchradix.errors import InputError, RowErrorCode
 from batchradix.jobs import open_job
+from batchradix.jobs.base import NO_ID_COLUMN
 from batchradix.types import Row
 
 
@@ -142,3 +143,65 @@ def test_text_of_numpy_is_kept_as_text() -> None:
     with open_job([{"prompt": np.str_("a")}, {"prompt": "b"}]) as source:
         [batch] = source.keep_batches("all")
     assert batch.to_pydict() == {"prompt": ["a", "b"]}
+
+
+def stream(*batches: Any) -> pa.RecordBatchReader:
+    """A stream of these record batches; an exception among them is raised in its place."""
+
+    def made() -> Any:
+        for batch in batches:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+    return pa.RecordBatchReader.from_batches(batches[0].schema, made())
+
+
+def test_a_stream_can_be_read_any_number_of_times_and_keeps_types_without_encodings() -> None:
+    words = pa.array(["x", "y"]).dictionary_encode()
+    first = pa.record_batch({"id": [1, 2], "w": words})
+    second = pa.record_batch({"id": [3], "w": pa.array(["z"]).dictionary_encode()})
+    with open_job(stream(first, second.slice(0, 1), first.slice(1))) as source:
+        assert source.num_rows == 4
+        assert [r.id for batch in source.batches(None, 3) for r in batch] == [1, 2, 3, 2]
+        kept = pa.Table.from_batches(source.keep_batches("all"))
+    assert kept.column("w").to_pylist() == ["x", "y", "z", "y"]
+    assert kept.schema.field("w").type == pa.string()
+
+
+def test_a_stream_is_copied_to_a_file_that_is_gone_when_the_source_is_closed(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    source = open_job(stream(pa.record_batch({"a": ["x"]})))
+    assert list(tmp_path.iterdir())
+    source.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stream_without_rows_is_a_job_without_rows() -> None:
+    with open_job(pa.schema([("a", pa.string())]).empty_table().to_reader()) as source:
+        assert (source.num_rows, source.columns) == (0, ("a",))
+
+
+def test_a_stream_that_fails_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="the stream cannot be read to its end: it was lost"):
+        open_job(stream(pa.record_batch({"a": [1]}), OSError("it was lost")))
+
+
+def test_what_gives_a_stream_is_read_as_one() -> None:
+    class Relation:
+        def to_arrow_reader(self) -> pa.RecordBatchReader:
+            return pa.table({"prompt": ["a", "b"]}).to_reader()
+
+    assert [row.values for row in rows_of(Relation())] == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+@pytest.mark.parametrize("make", [pa.Table.from_pylist, list])
+def test_without_an_id_column_ids_are_row_numbers_whatever_columns_there_are(make: Any) -> None:
+    rows = [{"id": "x", "": 1}, {"id": "x", "": 2}]
+    with open_job(make(rows), id_column=NO_ID_COLUMN) as source:
+        assert source.num_duplicate_ids == 0
+        found = [row for batch in source.batches(None) for row in batch]
+    assert [row.id for row in found] == ["0", "1"]
+    assert [row.values for row in found] == rows

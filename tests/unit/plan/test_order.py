@@ -16,6 +16,15 @@ TOKENS = st.sampled_from([0, 1, 2, 255, 256, 65536, 2**32 - 1])
 ROWS = st.lists(st.lists(TOKENS, max_size=40), max_size=30)
 
 
+@pytest.fixture(autouse=True, scope="module", params=["by Python", "by Polars"])
+def few_rows(request):
+    """Tables as small as those here are sorted by Python, unless they are told not to be."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by Polars":
+            patch.setattr(order_module, "FEW_ROWS", 0)
+        yield
+
+
 def shared(a: list[int], b: list[int]) -> int:
     count = 0
     for x, y in zip(a, b, strict=False):

@@ -1,0 +1,1 @@
+"""Where rows already live: Hugging Face datasets, Polars frames, Arrow streams."""
