@@ -51,6 +51,7 @@ def plan_cascade(
     num_kv_heads: int,
     tile_rows: Sequence[int],
     num_programs: int,
+    min_split_slots: int = MIN_SPLIT_SLOTS,
 ) -> CascadePlan:
     """``context``: int64[n, 4], ``causal``: int64[m, 4] of (first, num_slots, query_start,
     query_end) as in `tree_attention_reference`, those of a query in order of position; the last
@@ -58,10 +59,11 @@ def plan_cascade(
     may have more slots than queries. Pieces without slots or queries are left out.
 
     ``tile_rows``: heights of tile, ascending; a piece gets the lowest that holds its rows
-    (``group`` a query), else the highest. ``num_programs`` would fill the device.
+    (``group`` a query), else the highest. ``num_programs`` would fill the device; no item is
+    made shorter than ``min_split_slots`` to do so.
     """
     blocks = _cut_queries(_table(context, causal), np.asarray(tile_rows), group)
-    split = split_slots(int(blocks[:, 2].sum()) * num_kv_heads, num_programs)
+    split = split_slots(int(blocks[:, 2].sum()) * num_kv_heads, num_programs, min_split_slots)
     counts = -(-blocks[:, 2] // split)
     owners = np.repeat(np.arange(len(blocks)), counts)
     start = split * _places(counts)
@@ -86,10 +88,10 @@ def plan_cascade(
     )
 
 
-def split_slots(total_slots: int, num_programs: int) -> int:
+def split_slots(total_slots: int, num_programs: int, min_split_slots: int = MIN_SPLIT_SLOTS) -> int:
     """How many slots an item takes at most, a power of two: about what each program would have
     if ``total_slots``, of all tiles and key heads, were shared out evenly."""
-    share = max(total_slots // num_programs, MIN_SPLIT_SLOTS)
+    share = max(total_slots // num_programs, min_split_slots)
     return 1 << (share.bit_length() - 1)
 
 
