@@ -27,8 +27,11 @@ STORE = CompileCase(
         **dict.fromkeys(("num_tokens", "latent_stride", "rope_stride"), "i32"),
     },
     constexprs={
-        **{"LATENT_DIM": 512, "ROPE_DIM": 64},
-        **{"BLOCK_T": 8, "BLOCK_C": 512, "BLOCK_R": 64},
+        "LATENT_DIM": 512,
+        "ROPE_DIM": 64,
+        "BLOCK_T": 8,
+        "BLOCK_C": 512,
+        "BLOCK_R": 64,
     },
     aligned=("latent_stride", "rope_stride"),
 )
@@ -80,13 +83,14 @@ def test_tiles_are_lower_where_shared_memory_is_small(num_heads, shared_bytes):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ["sm_90", "gfx942"])
 def test_every_number_of_heads_compiles_without_spilling(dtype, architecture):
     cases = [
         case
-        for num_heads in (8, 16, 20, 32, 40, 64, 128)
-        for page_size in (0, 1, 64)
+        for num_heads in (8, 20, 32, 128)
+        for page_size in (0, 64)
         for absorbed, dims in ((True, LATENT), (False, HEAD))
         if absorbed or page_size == 0
         for case in compile_cases(
