@@ -29,10 +29,9 @@ BLOCK = 1024  # rows that an expert looks at at a time
 
 @triton.jit
 def _first_best(scores, open_, places, NONE: tl.constexpr):
-    """The largest of the open scores and where the first such is, of tensors of any shape."""
+    """The place of the largest of the open scores, the first of equal ones; of any shape."""
     best = tl.max(tl.where(open_, scores, float("-inf")))
-    place = tl.min(tl.where(open_ & (scores == best), places, NONE))
-    return best, place
+    return tl.min(tl.where(open_ & (scores == best), places, NONE))
 
 
 @triton.jit
@@ -73,14 +72,14 @@ def moe_routing_kernel(
             group_scores += tl.max(others, 1)
         groups_open = g < NUM_GROUPS
         for _ in range(NUM_GROUPS_KEPT):
-            _, kept = _first_best(group_scores, groups_open, g, NONE)
+            kept = _first_best(group_scores, groups_open, g, NONE)
             groups_open = groups_open & (g != kept)
         open_ = open_ & (groups_open == 0)[:, None]
     k = tl.arange(0, BLOCK_K)
     chosen = tl.zeros([BLOCK_K], tl.int32)
     found = tl.zeros([BLOCK_K], tl.float32)
     for j in range(NUM_CHOSEN):
-        _, expert = _first_best(choice, open_, place, NONE)
+        expert = _first_best(choice, open_, place, NONE)
         here = place == expert
         open_ = open_ & (here == 0)
         chosen = tl.where(k == j, expert, chosen)
