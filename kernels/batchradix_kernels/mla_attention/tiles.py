@@ -54,7 +54,8 @@ def choose_tiles(
         candidates = [(Tile(64, 64, 8, stages),) for stages in (2, 1)]
     else:
         low = Tile(32, 64, 8, 2) if num_heads > 16 else Tile(16, 64, 4, 2)
-        candidates = [(low, Tile(64, 64, 8, stages)) for stages in (2, 1)]
+        # With 64 slots it spills where queries share a tile, but for some numbers of heads.
+        candidates = [(low, Tile(64, 32, 8, stages)) for stages in (4, 2, 1)]
     candidates.append((Tile(16, 32, 4, 2),))
 
     def needs(tile: Tile) -> int:

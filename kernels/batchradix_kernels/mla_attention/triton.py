@@ -30,6 +30,7 @@ __all__ = ["LatentPlan", "TritonLatentAttention", "attend_latent_items_kernel"]
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-3e38)  # below every score, and finite: -inf - -inf is NaN
 PROGRAMS_PER_PROCESSOR = 2
 INTERPRETER_PROGRAMS = 8
 # A part is written and read again: with 128 absorbed heads that weighs as much as 455 slots.
@@ -73,9 +74,8 @@ def _attend_tile(
     else:
         v_NV = _load_rows(values, slot_N, value_stride, n < end, VALUE_DIM, BLOCK_V)
     higher_M = tl.maximum(top_M, tl.max(scores_MN, 1))
-    base_M = tl.where(higher_M == float("-inf"), 0.0, higher_M)  # -inf - -inf is NaN
-    weights_MN = tl.exp2(scores_MN - base_M[:, None])
-    kept_M = tl.exp2(top_M - base_M)
+    weights_MN = tl.exp2(scores_MN - higher_M[:, None])
+    kept_M = tl.exp2(top_M - higher_M)
     total_M = total_M * kept_M + tl.sum(weights_MN, 1)
     sums_MV = sums_MV * kept_M[:, None]
     sums_MV += tl.dot(weights_MN.to(v_NV.dtype), v_NV, input_precision=PRECISION)
@@ -103,7 +103,6 @@ def attend_latent_items_kernel(
     end = tl.load(item + 2)
     query_start = tl.load(item + 3)
     num_queries = tl.load(item + 4)
-    first_part = tl.load(item + 5)
     limit = tl.load(item + 6)
     if num_queries == 0:
         return
@@ -123,7 +122,7 @@ def attend_latent_items_kernel(
     values += block.to(tl.int64) * value_head_stride
 
     seen_M = tl.minimum(limit + query_M, end)
-    top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    top_M = tl.full([BLOCK_M], LOWEST, tl.float32)
     total_M = tl.zeros([BLOCK_M], tl.float32)
     sums_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     # Loops of their own for tiles without masks, as in the other kernel, spill here.
@@ -135,11 +134,13 @@ def attend_latent_items_kernel(
         )  # fmt: skip
 
     divisor_M = tl.where(total_M == 0.0, 1.0, total_M)
+    first_part = tl.load(item + 5)  # not before: registers are scarce in the loop
     place_M = (first_part + query_M).to(tl.int64) * NUM_HEADS + head_M
     v = tl.arange(0, BLOCK_V)
     place_MV = place_M[:, None] * VALUE_DIM + v[None, :]
     mask_MV = real_M[:, None] & (v < VALUE_DIM)[None, :]
     tl.store(partial + place_MV, sums_MV / divisor_M[:, None], mask=mask_MV)
+    top_M = tl.where(total_M == 0.0, float("-inf"), top_M)
     lse_M = (top_M + tl.log2(divisor_M)) * LN_2
     tl.store(partial_lse + place_M, lse_M, mask=real_M)
 
