@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,7 +16,6 @@ import torch
 from batchradix.checkpoint.checkpoint import open_checkpoint
 from batchradix.engine.attention.triton_backend import TritonAttention
 
-HARNESS = Path(__file__).parents[1] / "e2e" / "conftest.py"
 SHARED = "Answer from the text: seven red stones lie by the river. "
 TEXTS = [
     SHARED,
@@ -28,17 +26,6 @@ TEXTS = [
     "tea",
     "x",
 ]
-
-
-@pytest.fixture(scope="module")
-def harness() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("e2e_harness", HARNESS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def in_8_bits(x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted((TESTS / "interpreted").glob("test_*.py"))
-FILES.append(TESTS / "unit" / "engine_models" / "test_attention.py")
+FILES += [TESTS / "unit" / "engine_models" / f"test_{kind}.py" for kind in ("attention", "mla")]
 
 
 @pytest.mark.timeout(1200)

@@ -106,7 +106,7 @@ class TorchMla:
         if absorbed.num_tokens:
             cascade = Cascade(self._absorbed, absorbed, self._num_slots)
             parts.append(_Part(self._some(absorbed, step), cascade))
-        for pieces, slots in _batches(expanded, self._slots_at_once):
+        for pieces, slots in expansion_batches(expanded, self._slots_at_once):
             cascade = Cascade(self._expanded, pieces, len(slots))
             parts.append(_Part(self._some(pieces, step), cascade, self._tensor(slots)))
         return MlaTorchPlan(
@@ -212,7 +212,7 @@ def _rows(tensor: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
     return tensor if queries is None else tensor.index_select(0, queries)
 
 
-def _batches(pieces: Pieces, most_slots: int) -> Iterator[tuple[Pieces, I64]]:
+def expansion_batches(pieces: Pieces, most_slots: int) -> Iterator[tuple[Pieces, I64]]:
     """The pieces a few at a time, numbered within the slots that are to be expanded for them.
 
     Slots that several pieces of a batch have are expanded once. A causal piece stays whole.

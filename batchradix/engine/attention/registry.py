@@ -16,6 +16,7 @@ from batchradix.engine.attention.measured import fastest, read_tiles, read_times
 from batchradix.engine.attention.mla_base import MlaBackend, MlaShape
 from batchradix.engine.attention.mla_cpu import CpuMla
 from batchradix.engine.attention.mla_torch import TorchMla
+from batchradix.engine.attention.mla_triton import TritonMla
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
@@ -32,6 +33,7 @@ BACKENDS: dict[str, Callable[[AttentionShape], AttentionBackend]] = {
 MLA_BACKENDS: dict[str, Callable[[MlaShape], MlaBackend]] = {
     "torch": TorchMla,
     "cpu": CpuMla,
+    "triton": TritonMla,
 }
 
 
@@ -56,6 +58,10 @@ def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
         raise OptionError(
             f"`attention` must be auto, {', '.join(MLA_BACKENDS)} for models with latent attention "
             f"(MLA), not {name!r}"
+        )
+    if name == "triton" and (missing := TritonAttention.missing(shape)) is not None:
+        raise OptionError(
+            f"`attention` triton, the kernels for GPUs, cannot be used here: {missing}"
         )
     return MLA_BACKENDS[name](shape)
 

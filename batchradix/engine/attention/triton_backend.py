@@ -13,6 +13,7 @@ import torch
 
 from batchradix.engine.attention import plain_pool
 from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.mla_base import MlaShape
 from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.triton_runtime import is_installed, serves
@@ -42,7 +43,7 @@ class TritonAttention:
         )
 
     @staticmethod
-    def missing(shape: AttentionShape) -> str | None:
+    def missing(shape: AttentionShape | MlaShape) -> str | None:
         """Why it does not serve, and what to do instead; None where it does."""
         if not is_installed():
             return "Triton is not installed; run pip install triton, or use torch"

@@ -20,7 +20,10 @@ from torch.nn import functional
 from batchradix.checkpoint.model_config import MoeConfig
 from batchradix.engine.layers.linear import Linear, Rows
 from batchradix_kernels.experts import Bf16Experts
+from batchradix_kernels.moe_gemm import moe_experts
+from batchradix_kernels.moe_routing import Routing, moe_routing
 from batchradix_kernels.swiglu import swiglu
+from batchradix_kernels.triton_runtime import serves
 
 
 class Router:
@@ -31,11 +34,22 @@ class Router:
         self.config = config
         self.linear = linear
         self.bias = bias
+        self._routing = Routing(
+            num_chosen=config.num_experts_per_token,
+            scoring=config.scoring,
+            num_groups=config.num_groups,
+            num_groups_kept=config.num_groups_kept,
+            group_score=config.group_score,
+            normalise=config.normalise,
+            scaling=config.scaling,
+        )
 
     def __call__(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts of each token, int64[T, k], and their weights, float32[T, k]."""
         config = self.config
         logits = self.linear(x_TD.float() if config.float32_router else x_TD).float()
+        if serves(logits.device):
+            return moe_routing(logits, self._routing, self.bias)
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
         choice = scores if self.bias is None else scores + self.bias
         if config.num_groups_kept < config.num_groups:
@@ -111,12 +125,28 @@ class ExpertWeights:
 
     def experts(self) -> Experts:
         """The fastest `Experts` for these weights."""
+        if serves(self.down.device):
+            return GroupedExperts(self)
         return LoopExperts([partial(self._one, i) for i in range(len(self.down))])
 
     def _one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(
             swiglu(functional.linear(x, self.gate_up[expert])), self.down[expert]
         )
+
+
+class GroupedExperts:
+    """`Experts` as grouped products in Triton."""
+
+    is_recordable = True
+
+    def __init__(self, weights: ExpertWeights) -> None:
+        self.weights = weights
+
+    def __call__(
+        self, x_TD: torch.Tensor, expert_ids_Tk: torch.Tensor, weights_Tk: torch.Tensor
+    ) -> torch.Tensor:
+        return moe_experts(x_TD, self.weights.gate_up, self.weights.down, expert_ids_Tk, weights_Tk)
 
 
 class MoE:

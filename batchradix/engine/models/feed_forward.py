@@ -18,6 +18,7 @@ from batchradix.engine.layers.moe import (
     Router,
 )
 from batchradix.engine.models.load import Weights
+from batchradix_kernels.triton_runtime import serves
 
 
 class MLP:
@@ -116,9 +117,10 @@ def _router_linear(weight: torch.Tensor, weights: Weights) -> Linear:
 def _experts(
     moe: MoeConfig, names: Sequence[tuple[str, str, str]], hidden: int, weights: Weights
 ) -> Experts:
-    """On the CPU packed for the C kernel, or layers as any other; elsewhere stacked weights."""
+    """On the CPU packed for the C kernel, or layers as any other; elsewhere, and in Triton's
+    interpreter, stacked weights."""
     size = moe.intermediate_size
-    if weights.device.type != "cpu":
+    if weights.device.type != "cpu" or serves(weights.device):
         return _stacked(names, hidden, size, weights).experts()
     is_plain = weights.dtype == torch.bfloat16 and not weights.is_quantised
     if is_plain and PackedExperts.serves(hidden, size):

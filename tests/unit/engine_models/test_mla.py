@@ -9,10 +9,16 @@ import torch
 from batchradix.engine.attention.mla_base import MlaShape, UpProjection, pieces_by_form
 from batchradix.engine.attention.mla_cpu import CpuMla
 from batchradix.engine.attention.mla_torch import TorchMla
+from batchradix.engine.attention.mla_triton import TritonMla
 from batchradix.engine.attention.registry import make_mla_backend
 from batchradix.errors import OptionError
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention.reference import slots_of_query
+from batchradix_kernels.triton_runtime import interprets
+
+# Under Triton's interpreter (`tests/interpreted`) the Triton backend alone.
+NAME, BACKEND = ("triton", TritonMla) if interprets() else ("torch", TorchMla)
+SLOTS_AT_ONCE = [40] if interprets() else [1000, 40, 7]
 
 POOL_SLOTS = 500
 
@@ -63,10 +69,10 @@ NEW_SLOTS += [400 + 10 * row + 3 + row for row in range(5)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", [None, "absorbed", "expanded"])
-@pytest.mark.parametrize("slots_at_once", [1000, 40, 7])
+@pytest.mark.parametrize("slots_at_once", SLOTS_AT_ONCE)
 def test_every_form_equals_the_reference(lab, dtype, form, slots_at_once):
     shape = make_shape(dtype)
-    backend = TorchMla(shape, form, max_expanded=slots_at_once * 3 * 30)
+    backend = BACKEND(shape, form, max_expanded=slots_at_once * 3 * 30)
     pool = backend.allocate(POOL_SLOTS)
     backend.poison(pool, 0, POOL_SLOTS)
     torch.manual_seed(1)
@@ -96,7 +102,7 @@ def test_every_form_equals_the_reference(lab, dtype, form, slots_at_once):
 
 def test_exported_latents_and_rope_keys_come_back_in_other_slots():
     shape = make_shape()
-    backend = make_mla_backend("torch", shape)
+    backend = make_mla_backend(NAME, shape)
     pool = backend.allocate(40)
     pool.normal_()
     latents, keys = backend.export(pool, np.array([3, 30, 8]))
@@ -143,7 +149,7 @@ def test_the_kernels_in_c_equal_the_reference(lab, dtype):
 
 
 def test_moves_read_everything_before_they_write():
-    backend = make_mla_backend("torch", make_shape())
+    backend = make_mla_backend(NAME, make_shape())
     pool = backend.allocate(20)
     pool.normal_()
     before = pool.clone()
@@ -183,5 +189,8 @@ def test_what_no_backend_does_is_refused():
         make_mla_backend("flash", make_shape())
     with pytest.raises(OptionError, match=r"kernels in C.*float16"):
         make_mla_backend("cpu", make_shape(torch.float16))
+    if not interprets():
+        with pytest.raises(OptionError, match="it needs a GPU"):
+            make_mla_backend("triton", make_shape())
     with pytest.raises(OptionError, match="deterministic"):
         make_mla_backend("auto", make_shape(batch_invariant=True))
