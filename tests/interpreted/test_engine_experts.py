@@ -1,4 +1,4 @@
-"""Models with latent attention and experts in Triton answer as transformers does row by row (I3)."""
+"""Latent attention and experts in Triton answer as transformers does row by row (I3)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from batchradix.checkpoint.checkpoint import open_checkpoint
 from batchradix.engine.attention import registry
 from batchradix.engine.attention.mla_triton import TritonMla
+from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.engine.layers.moe import GroupedExperts
 
 SHARED = "Answer from the text: seven red stones lie by the river. "
@@ -18,20 +19,20 @@ TEXTS = [SHARED, SHARED + "Q: where?", SHARED + "Q: what?", SHARED + "And more",
 
 
 def check(
-    harness: ModuleType, i3: ModuleType, folder: Any, **changes: Any
-) -> Any:  # the engine that answered
+    harness: ModuleType, i3: ModuleType, folder: Any, attention: type, **changes: Any
+) -> None:
     checkpoint = open_checkpoint(str(folder))
     alone = i3.Alone.load(folder, checkpoint.tokenizer.eos_ids)
     oracle = [alone(list(text.encode()), 2 + number % 3) for number, text in enumerate(TEXTS)]
     settings = harness.engine_settings(attention="triton", **changes)
     engine = harness.make_engine(checkpoint, settings, poison=True)
+    assert isinstance(engine._runner._attention, attention)
     engine.submit(
         harness.make_job([row.prompt for row in oracle], [row.max_tokens for row in oracle])
     )
     answers = {row: i3.Answer.of(done) for (_, row), done in harness.drain(engine).items()}
     i3.compare(oracle, answers, checkpoint.tokenizer.eos_ids, alone).check()
     engine.close()
-    return engine
 
 
 @pytest.mark.parametrize(
@@ -59,8 +60,7 @@ def test_latents_are_attended_to_and_experts_computed_in_triton(
     backend = partial(TritonMla, form=form, max_expanded=40 * 4 * 48)  # 40 slots at a time
     monkeypatch.setitem(registry.MLA_BACKENDS, "triton", backend)
     folder = tiny_model_folder("random", family=family, prepend_bos=False)
-    engine = check(harness, i3, folder, **changes)
-    assert isinstance(engine._runner._attention, TritonMla)
+    check(harness, i3, folder, TritonMla, **changes)
 
 
 def test_experts_behind_other_attention_are_computed_in_triton(
@@ -72,5 +72,6 @@ def test_experts_behind_other_attention_are_computed_in_triton(
     calls = []
     plain = GroupedExperts.__call__
     monkeypatch.setattr(GroupedExperts, "__call__", lambda *given: calls.append(1) or plain(*given))
-    check(harness, i3, tiny_model_folder("random", family="qwen2-moe", prepend_bos=False))
+    folder = tiny_model_folder("random", family="qwen2-moe", prepend_bos=False)
+    check(harness, i3, folder, TritonAttention)
     assert calls

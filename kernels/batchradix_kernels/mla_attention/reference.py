@@ -26,8 +26,8 @@ def mla_attention_reference(
     num_queries, num_heads, _ = q.shape
     keys_HSA = keys.double().expand(num_heads, -1, -1)
     values_HSV = keys_HSA if values is None else values.double()
-    out = torch.zeros(num_queries, num_heads, values_HSV.shape[2])
-    lse = torch.full((num_queries, num_heads), -math.inf)
+    out = torch.zeros((num_queries, num_heads, values_HSV.shape[2]), device=q.device)
+    lse = torch.full((num_queries, num_heads), -math.inf, device=q.device)
     for t in range(num_queries):
         slots = slots_of_query(t, context, causal)
         if not slots:
