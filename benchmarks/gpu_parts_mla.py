@@ -1,4 +1,4 @@
-"""The parts of `gpu_check.py` for latent attention and mixtures of experts."""
+"""The kernels for latent attention and mixtures of experts, as `gpu_kernels.py` has the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from gpu_parts import EXACT, Call, Comparison, Part
+from gpu_measure import EXACT, Call, Comparison, Kernel
 
 from batchradix_kernels.latent_store import latent_store, latent_store_reference
 from batchradix_kernels.mla_attention import mla_attention, mla_attention_reference
@@ -267,9 +267,9 @@ def _experts_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
         )
 
 
-MLA_PARTS: dict[str, Part] = {
-    "latent_store": Part(_compare_store, _store_calls),
-    "mla_attention": Part(_compare_attention, _attention_calls),
-    "moe_routing": Part(_compare_routing, _routing_calls),
-    "moe_gemm": Part(_compare_experts, _experts_calls),
+MLA_KERNELS: dict[str, Kernel] = {
+    "latent_store": Kernel(_compare_store, _store_calls),
+    "mla_attention": Kernel(_compare_attention, _attention_calls),
+    "moe_routing": Kernel(_compare_routing, _routing_calls),
+    "moe_gemm": Kernel(_compare_experts, _experts_calls),
 }

@@ -18,7 +18,7 @@ from batchradix.engine.attention.mla_cpu import CpuMla
 from batchradix.engine.attention.mla_torch import TorchMla
 from batchradix.engine.attention.mla_triton import TritonMla
 from batchradix.engine.attention.torch_backend import TorchAttention
-from batchradix.engine.attention.triton_backend import TritonAttention
+from batchradix.engine.attention.triton_backend import TritonAttention, without_triton
 from batchradix.errors import OptionError
 from batchradix_kernels.native import library
 from batchradix_kernels.triton_runtime import interprets
@@ -59,7 +59,7 @@ def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
             f"`attention` must be auto, {', '.join(MLA_BACKENDS)} for models with latent attention "
             f"(MLA), not {name!r}"
         )
-    if name == "triton" and (missing := TritonAttention.missing(shape)) is not None:
+    if name == "triton" and (missing := without_triton(shape.device)) is not None:
         raise OptionError(
             f"`attention` triton, the kernels for GPUs, cannot be used here: {missing}"
         )

@@ -13,7 +13,6 @@ import torch
 
 from batchradix.engine.attention import plain_pool
 from batchradix.engine.attention.base import AttentionShape
-from batchradix.engine.attention.mla_base import MlaShape
 from batchradix.engine.step import Step
 from batchradix.types import I64
 from batchradix_kernels.triton_runtime import is_installed, serves
@@ -43,19 +42,11 @@ class TritonAttention:
         )
 
     @staticmethod
-    def missing(shape: AttentionShape | MlaShape) -> str | None:
+    def missing(shape: AttentionShape) -> str | None:
         """Why it does not serve, and what to do instead; None where it does."""
-        if not is_installed():
-            return "Triton is not installed; run pip install triton, or use torch"
-        if serves(shape.device):
-            in_8_bits = shape.pool_dtype != shape.dtype
-            return _without_float8(shape.device) if in_8_bits else None
-        if shape.device.type == "cpu":
-            return (
-                "it needs a GPU (TRITON_INTERPRET=1 runs its kernels on the CPU, very slowly, "
-                "for tests); use cpu or torch"
-            )
-        return f"it does not serve {shape.device.type} here (TRITON_INTERPRET must not be set)"
+        in_8_bits = shape.pool_dtype != shape.dtype
+        why_not = without_triton(shape.device)
+        return _without_float8(shape.device) if why_not is None and in_8_bits else why_not
 
     def allocate(self, num_slots: int) -> torch.Tensor:
         return plain_pool.allocate(self.shape, num_slots)
@@ -97,6 +88,20 @@ class TritonAttention:
         plan: TritonTreePlan,
     ) -> torch.Tensor:
         return self._kernel.run(plan, pool[layer], q_THE, k_TKE, v_TKE)
+
+
+def without_triton(device: torch.device) -> str | None:
+    """Why Triton does not serve a device, and what to do instead; None where it does."""
+    if not is_installed():
+        return "Triton is not installed; run pip install triton, or use torch"
+    if serves(device):
+        return None
+    if device.type == "cpu":
+        return (
+            "it needs a GPU (TRITON_INTERPRET=1 runs its kernels on the CPU, very slowly, "
+            "for tests); use cpu or torch"
+        )
+    return f"it does not serve {device.type} here (TRITON_INTERPRET must not be set)"
 
 
 def _without_float8(device: torch.device) -> str | None:

@@ -28,8 +28,9 @@ def parts() -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize("name", ["latent_store", "mla_attention", "moe_routing", "moe_gemm"])
 def test_every_part_agrees_and_can_be_timed(parts, name):
-    part = parts.MLA_PARTS[name]
-    found = list(sys.modules["gpu_parts"].check(part, torch.device("cpu")))
+    part = parts.MLA_KERNELS[name]
+    measure = sys.modules["gpu_measure"]
+    found = list(measure.compare_all(part.compare, torch.device("cpu")))
     assert found
     assert [one for one in found if not one.ok] == []
     calls = list(part.calls(torch.device("cpu"), 1 << 14))
