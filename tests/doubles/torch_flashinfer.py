@@ -102,8 +102,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         k, v = (side.float().repeat_interleave(group, dim=1) for side in (k, v))
         scores = torch.einsum("nhe,she->hns", q.float(), k) * scale
         if self.causal:
-            hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
-            scores = scores.masked_fill(hidden, -math.inf)
+            scores = hide(scores)
         out = torch.einsum("hns,she->nhe", scores.softmax(dim=2), v)
         return out.to(q.dtype), (scores.logsumexp(dim=2) / math.log(2)).T
 
@@ -153,6 +152,82 @@ class MultiLevelCascadeAttentionWrapper:
         return out
 
 
+class BatchMLAPagedAttentionWrapper:
+    def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
+        assert float_workspace_buffer.element_size() == 1
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        tables = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        assert all(table.dtype == torch.int32 and table.dim() == 1 for table in tables)
+        assert len(qo_indptr) == len(kv_indptr) == len(kv_len_arr) + 1
+        assert qo_indptr[0] == kv_indptr[0] == 0
+        num_queries, num_pages = qo_indptr.diff(), kv_indptr.diff()
+        assert (num_queries > 0).all()
+        assert (kv_len_arr > 0).all(), "one kernel writes outside of its memory"
+        assert torch.equal(num_pages, (kv_len_arr + page_size - 1) // page_size)
+        assert not causal or (num_queries <= kv_len_arr).all()
+        rows = num_queries * num_heads
+        tile = 128 if rows.sum() // len(rows) > 64 else 64
+        assert not causal or tile % num_heads == 0, "a tile's end is rounded down"
+        assert ((rows + tile - 1) // tile).sum() <= 16384
+        self.tables, self.causal, self.sm_scale = tables, causal, sm_scale
+        self.sizes = (num_heads, head_dim_ckv, head_dim_kpe, page_size)
+        self.dtypes = (q_data_type, q_data_type, kv_data_type, kv_data_type)
+
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv_cache: torch.Tensor,
+        kpe_cache: torch.Tensor,
+        *,
+        return_lse: bool = False,
+    ) -> Any:
+        num_heads, head_dim_ckv, head_dim_kpe, page_size = self.sizes
+        given = (q_nope, q_pe, ckv_cache, kpe_cache)
+        assert tuple(tensor.dtype for tensor in given) == self.dtypes
+        qo_indptr, kv_indptr, kv_indices, kv_lens = (table.tolist() for table in self.tables)
+        assert q_nope.shape == (qo_indptr[-1], num_heads, head_dim_ckv)
+        assert q_pe.shape == (qo_indptr[-1], num_heads, head_dim_kpe)
+        assert ckv_cache.shape[1:] == (page_size, head_dim_ckv)
+        assert kpe_cache.shape[1:] == (page_size, head_dim_kpe)
+        out = torch.full_like(q_nope, math.nan)  # the wrapper leaves it empty
+        lse = torch.full(q_nope.shape[:2], math.nan, dtype=torch.float32)
+        for entry, num_slots in enumerate(kv_lens):
+            rows = slice(qo_indptr[entry], qo_indptr[entry + 1])
+            pages = kv_indices[kv_indptr[entry] : kv_indptr[entry + 1]]
+            ckv, kpe = (
+                side[pages].flatten(0, 1)[:num_slots].float() for side in (ckv_cache, kpe_cache)
+            )
+            scores = torch.einsum("nhc,sc->hns", q_nope[rows].float(), ckv)
+            scores += torch.einsum("nhr,sr->hns", q_pe[rows].float(), kpe)
+            scores = hide(scores * self.sm_scale) if self.causal else scores * self.sm_scale
+            out[rows] = torch.einsum("hns,sc->nhc", scores.softmax(dim=2), ckv).to(out.dtype)
+            lse[rows] = (scores.logsumexp(dim=2) / math.log(2)).T
+        return (out, lse) if return_lse else out
+
+
+def hide(scores: torch.Tensor) -> torch.Tensor:
+    """[H, n, s] without what a query does not see where the last one sees all."""
+    num_queries, num_slots = scores.shape[1:]
+    hidden = torch.ones(num_queries, num_slots, dtype=torch.bool)
+    return scores.masked_fill(hidden.triu(num_slots - num_queries + 1), -math.inf)
+
+
 def merge_state_in_place(
     v: torch.Tensor,
     s: torch.Tensor,
@@ -179,8 +254,10 @@ def merge_state_in_place(
 
 def install(patch: pytest.MonkeyPatch, *, min_saved_slots: int = 1) -> None:
     """Lets `flashinfer` serve on the CPU, in any dtype, and share whatever can be shared."""
-    from batchradix.engine.attention import flashinfer_backend
+    from batchradix.engine.attention import flashinfer_backend, flashinfer_mla
 
     patch.setitem(sys.modules, "flashinfer", sys.modules[__name__])
     patch.setattr(flashinfer_backend.FlashInferAttention, "missing", lambda shape: None)
-    patch.setattr(flashinfer_backend, "MIN_SAVED_SLOTS", min_saved_slots)
+    patch.setattr(flashinfer_mla.FlashInferMla, "missing", lambda shape: None)
+    for module in (flashinfer_backend, flashinfer_mla):
+        patch.setattr(module, "MIN_SAVED_SLOTS", min_saved_slots)

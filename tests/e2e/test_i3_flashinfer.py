@@ -12,6 +12,7 @@ import torch_flashinfer
 from batchradix.checkpoint.checkpoint import open_checkpoint
 from batchradix.engine.attention import flashinfer_backend
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
+from batchradix.engine.attention.flashinfer_mla import FlashInferMla
 
 SHARED = "Answer from the text: seven red stones lie by the river. "
 OTHER = "Answer from the text: green clouds. "
@@ -61,6 +62,42 @@ def test_greedy_answers_are_those_of_each_row_alone(
     torch_flashinfer.install(monkeypatch, min_saved_slots=min_saved_slots)
     if wrapper == FEW_QUERIES_ON_HOPPER:
         monkeypatch.setattr(flashinfer_backend, "capability", lambda device: (9, 0))
+    attention = _answer_all(harness, i3, tiny_model_folder, family, texts, changes)
+    assert isinstance(attention, FlashInferAttention)
+    assert wrapper in attention._wrappers
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("deepseek-v2", {}, id="v2, all that can be shared"),
+        pytest.param("deepseek-v3", {"prefill_tokens": 24, "batch_size": 3}, id="v3, in chunks"),
+        pytest.param("deepseek-v2-lite", {"kv_tokens": 160, "batch_size": 7}, id="lite, evicting"),
+    ],
+)
+def test_with_latent_attention_too(
+    harness: ModuleType,
+    i3: ModuleType,
+    tiny_model_folder: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    changes: dict[str, Any],
+) -> None:
+    torch_flashinfer.install(monkeypatch)
+    attention = _answer_all(harness, i3, tiny_model_folder, family, TEXTS, changes)
+    assert isinstance(attention, FlashInferMla)
+    assert len(attention._wrappers) > 1
+
+
+def _answer_all(
+    harness: ModuleType,
+    i3: ModuleType,
+    tiny_model_folder: Any,
+    family: str,
+    texts: list[str],
+    changes: dict[str, Any],
+) -> Any:
+    """Holds every answer to transformers'; returns the backend that attended."""
     folder = tiny_model_folder("random", family=family, prepend_bos=False)
     checkpoint = open_checkpoint(str(folder))
     alone = i3.Alone.load(folder, checkpoint.tokenizer.eos_ids)
@@ -68,10 +105,9 @@ def test_greedy_answers_are_those_of_each_row_alone(
     settings = harness.engine_settings(attention="flashinfer", **changes)
     engine = harness.make_engine(checkpoint, settings, poison=True)
     attention = engine._runner._attention
-    assert isinstance(attention, FlashInferAttention)
     prompts, max_tokens = zip(*((row.prompt, row.max_tokens) for row in oracle), strict=True)
     engine.submit(harness.make_job(prompts, max_tokens, prefix_cache=settings.prefix_cache))
     answers = {row: i3.Answer.of(done) for (_, row), done in harness.drain(engine).items()}
     i3.compare(oracle, answers, checkpoint.tokenizer.eos_ids, alone).check()
-    assert wrapper in attention._wrappers
     engine.close()
+    return attention

@@ -12,6 +12,7 @@ from batchradix.config import EngineOptions, Machine, resolve_dtype
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
+from batchradix.engine.attention.flashinfer_mla import FlashInferMla
 from batchradix.engine.attention.measured import fastest, read_tiles, read_times, table_key
 from batchradix.engine.attention.mla_base import MlaBackend, MlaShape
 from batchradix.engine.attention.mla_cpu import CpuMla
@@ -34,12 +35,13 @@ MLA_BACKENDS: dict[str, Callable[[MlaShape], MlaBackend]] = {
     "torch": TorchMla,
     "cpu": CpuMla,
     "triton": TritonMla,
+    "flashinfer": FlashInferMla,
 }
 
 
 def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
-    """The backend of that name for latent attention; ``auto`` is that of the C kernels where they
-    serve the shape, else torch.
+    """The backend of that name for latent attention; ``auto`` is that of the C kernels or, on a
+    GPU, Triton's where they serve the shape, else torch.
 
     Raises `OptionError` for a name that is not in `MLA_BACKENDS`, or one that cannot serve.
     """
@@ -48,22 +50,29 @@ def make_mla_backend(name: str, shape: MlaShape) -> MlaBackend:
             "`deterministic` is not supported for models with latent attention (MLA); leave it out"
         )
     if name == "auto":
-        name = "cpu" if CpuMla.serves(shape) else "torch"
-    if name == "cpu" and not CpuMla.serves(shape):
-        raise OptionError(
-            f"`attention` cpu, the kernels in C, cannot be used here: {CpuMla.missing(shape)}; "
-            f"use torch"
-        )
+        usual = "triton" if shape.device.type == "cuda" else "cpu"
+        name = usual if _mla_refusal(usual, shape) is None else "torch"
     if name not in MLA_BACKENDS:
         raise OptionError(
             f"`attention` must be auto, {', '.join(MLA_BACKENDS)} for models with latent attention "
             f"(MLA), not {name!r}"
         )
-    if name == "triton" and (missing := without_triton(shape.device)) is not None:
-        raise OptionError(
-            f"`attention` triton, the kernels for GPUs, cannot be used here: {missing}"
-        )
+    why_not = _mla_refusal(name, shape)
+    if why_not is not None:
+        raise OptionError(f"`attention` {why_not}")
     return MLA_BACKENDS[name](shape)
+
+
+def _mla_refusal(name: str, shape: MlaShape) -> str | None:
+    """Why a backend of `MLA_BACKENDS` cannot serve, and what to do; None where it can."""
+    if name == "cpu" and not CpuMla.serves(shape):
+        why = CpuMla.missing(shape)
+        return f"cpu, the kernels in C, cannot be used here: {why}; use torch"
+    if name == "triton" and (missing := without_triton(shape.device)) is not None:
+        return f"triton, the kernels for GPUs, cannot be used here: {missing}"
+    if name == "flashinfer" and (missing := FlashInferMla.missing(shape)) is not None:
+        return f"flashinfer, kernels for GPUs, cannot be used here: {missing}"
+    return None
 
 
 def num_kv_copies(config: ModelConfig, options: EngineOptions, machine: Machine) -> int:
