@@ -19,6 +19,7 @@ from batchradix.config import (
     PromptOptions,
     RunConfig,
     SamplingOptions,
+    Shard,
 )
 from batchradix.errors import OptionError
 from batchradix.plan.cached import PlanSummary
@@ -118,6 +119,7 @@ def run(
     keep_truncated: bool = False,
     restart: bool = False,
     trace: bool = False,
+    shard: str | None = None,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
     show_progress: bool = False,
@@ -146,7 +148,8 @@ def run(
     memory. ``keep`` names input columns to carry over: by default all of a table in memory, none
     of a file. ``keep_truncated`` keeps the values that truncated answers were closed to, and adds
     a column ``cut``: the JSON pointer of the first field that was cut short. ``trace`` writes each
-    step down beside the output, for ``batchradix report``.
+    step down beside the output, for ``batchradix report``. ``shard="2/4"`` runs the second of four
+    parts of the job, into a file beside ``output`` (`RunResult.path`); `merge` joins them.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -154,6 +157,10 @@ def run(
         keep = () if format is not None or isinstance(input, (str, os.PathLike)) else "all"
     elif isinstance(keep, str) and keep != "all":
         keep = (keep,)
+    path = None if output is None else Path(_path_text(output, "output"))
+    part = None if shard is None else Shard.parse(shard)
+    if part is not None and path is not None:
+        path = part.part_of(path, format)
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
@@ -173,11 +180,12 @@ def run(
         retries=retries,
         id_column=id_column,
         limit=limit,
+        shard=part,
         prompt=_prompt_options(template, chat, instruction, column, system, null_text),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
-            path=None if output is None else Path(_path_text(output, "output")),
+            path=path,
             format=format,
             keep="all" if keep == "all" else tuple(keep),
             unnest=unnest,
@@ -188,6 +196,19 @@ def run(
     )
     outcome = pipeline.run(config, progress=choose_progress(quiet=not show_progress))
     return RunResult(summary=outcome.summary, table=outcome.table, path=config.output.path)
+
+
+def merge(
+    output: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]] | None = None
+) -> pipeline.Merged:
+    """Joins the parts that runs with ``shard`` wrote into the table ``output`` that one run writes:
+    the Python form of ``batchradix merge``.
+
+    ``parts`` are their files; when None, all that lie beside ``output`` under its name. Raises a
+    `batchradix.errors.InputError` where some are missing or not of one job.
+    """
+    paths = [Path(_path_text(part, "parts")) for part in parts or ()]
+    return pipeline.merge(Path(_path_text(output, "output")), paths)
 
 
 def plan(

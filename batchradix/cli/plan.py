@@ -9,7 +9,7 @@ import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import RunConfig
+from batchradix.config import MAX_SHARDS, RunConfig
 
 
 def plan(
@@ -34,6 +34,10 @@ def plan(
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_SHARDS, help="Show how the job parts for so many workers."),
+    ] = None,
     json_summary: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
@@ -63,7 +67,7 @@ def plan(
         limit=limit,
         prompt=shared.prompt_options(template, chat, instruction, column, system, null),
     )
-    summary = pipeline.plan(config, progress=choose_progress(quiet=json_summary))
+    summary = pipeline.plan(config, num_shards=shards, progress=choose_progress(quiet=json_summary))
     if json_summary:
         typer.echo(json.dumps(summary.to_json()))
         return
@@ -80,3 +84,10 @@ def plan(
     ]  # fmt: skip
     for name, text in lines:
         typer.echo(f"{name:>9}  {text}")
+    for number, shard in enumerate(summary.shards, 1):
+        name = f"{number}/{len(summary.shards)}"
+        typer.echo(
+            f"{name:>9}  {shard.rows:,} rows, {shard.cost_share:.1%} of the work: "
+            f"{shard.prompt_tokens:,} prompt tokens, {shard.distinct_tokens:,} distinct, "
+            f"{shard.duplicated_tokens:,} of them another shard's too"
+        )

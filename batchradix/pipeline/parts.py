@@ -71,6 +71,11 @@ def open_parts(
             _check_choices(config, schema)
         source.scan()
         _check_requests(config, source)
+        if config.shard is not None and source.starts is not None:
+            raise OptionError(
+                f"`shard` cannot part {source.name}, whose rows ask for several answers each; run "
+                f"it whole, or give every answer a row"
+            )
         row_formats = _row_formats(config, source, checkpoint)
         prompts = PromptBuilder(
             checkpoint,

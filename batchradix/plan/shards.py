@@ -25,6 +25,18 @@ _ATTENTION_TOKENS = 4096  # before a token, to attend to which costs as much as 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSummary:
+    """One shard of a job: its rows, their prompts' tokens, how many of them are computed, how many
+    of these the shard before computes as well, and its part of the whole work (0 to 1)."""
+
+    rows: int
+    prompt_tokens: int
+    distinct_tokens: int
+    duplicated_tokens: int
+    cost_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanShards:
     """A plan of ``n`` rows split into ``k`` ranges.
 
@@ -70,8 +82,8 @@ def split_plan(
 
 
 def _cost(num_tokens: Any) -> Any:
-    """Of computing so many tokens (int64, or an int) from the beginning, in units of which one token alone takes
-    ``2 * _ATTENTION_TOKENS``. Integers, so that every machine splits alike."""
+    """Of computing so many tokens (int64, or an int) from the beginning, in units of which one
+    token alone takes ``2 * _ATTENTION_TOKENS``. Integers, so that every machine splits alike."""
     return num_tokens * (2 * _ATTENTION_TOKENS) + num_tokens * num_tokens
 
 

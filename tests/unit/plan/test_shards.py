@@ -14,16 +14,16 @@ from batchradix.plan.tree import build_tree
 from batchradix.types import I32, Plan, TokenTable
 
 ROWS = st.lists(
-    st.tuples(
-        st.integers(0, 2), st.integers(0, 3), st.lists(st.integers(0, 1), max_size=3)
-    ).map(lambda row: [row[0]] * (40 * row[0]) + [row[1]] * (9 * row[1]) + row[2]),
+    st.tuples(st.integers(0, 2), st.integers(0, 3), st.lists(st.integers(0, 1), max_size=3)).map(
+        lambda row: [row[0]] * (40 * row[0]) + [row[1]] * (9 * row[1]) + row[2]
+    ),
     max_size=11,
 )
 
 
-def split(rows: list[list[int]], num_shards: int, answers: int = 5) -> tuple[
-    Plan, TokenTable, PlanShards
-]:
+def split(
+    rows: list[list[int]], num_shards: int, answers: int = 5
+) -> tuple[Plan, TokenTable, PlanShards]:
     table = TokenTable.from_rows(rows)
     plan = make_plan(table)
     answer_tokens: I32 = np.full(len(rows), answers, dtype=np.int32)
