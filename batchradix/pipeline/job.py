@@ -26,6 +26,7 @@ from batchradix.config import (
     RunConfig,
 )
 from batchradix.errors import InputError, TooManyFailuresError
+from batchradix.pipeline.advice import find_lint, memory_summary
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.former import find_former, remedy
@@ -416,7 +417,8 @@ def plan(
                 scratch=Scratch(),
             )
             shards = () if num_shards is None else shard_summaries(planned, num_shards)
-            return replace(planned.summary, shards=shards)
+            memory = memory_summary(parts, planned)
+            return replace(planned.summary, shards=shards, memory=memory, lint=find_lint(parts))
     finally:
         parts.source.close()
 

@@ -252,14 +252,7 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     alone, tree, scratch = planned.alone, planned.tree, planned.scratch
     if not options.prefix_cache:
         tree = flat_tree(alone, planned.rows.lengths, scratch)
-    requests = planned.rows.requests
-    tails = requests.max_tokens
-    if requests.num_forced is not None:
-        tails = scratch.zeros(len(planned.rows), np.int32)
-        for part in scratch.windows(len(tails)):
-            tails[part] = requests.max_tokens[part] - requests.num_forced[part]
-    demand = demand_tokens(alone, tree, tails, options.batch_size or DEFAULT_BATCH_SIZE)
-    scratch.let_go()
+    most = demand(planned, tree, options.batch_size or DEFAULT_BATCH_SIZE)
     here = machine(device, free_device_memory_bytes)
     return resolve_engine(
         options,
@@ -267,8 +260,21 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
         num_kv_copies=num_kv_copies(model, options, here),
         num_kv_elements_per_token=model.num_kv_elements_per_token,
         weight_bytes_float32=4 * model.num_parameters,
-        demand_tokens=demand,
+        demand_tokens=most,
     )
+
+
+def demand(planned: Planned, tree: PlanTree, batch_size: int) -> int:
+    """The most KV tokens that the planned rows can take at once, so many of them side by side."""
+    requests, scratch = planned.rows.requests, planned.scratch
+    tails = requests.max_tokens
+    if requests.num_forced is not None:
+        tails = scratch.zeros(len(planned.rows), np.int32)
+        for part in scratch.windows(len(tails)):
+            tails[part] = requests.max_tokens[part] - requests.num_forced[part]
+    tokens = demand_tokens(planned.alone, tree, tails, batch_size)
+    scratch.let_go()
+    return tokens
 
 
 def shortages(parts: Parts, settings: EngineSettings) -> list[str]:

@@ -30,13 +30,42 @@ def shared_prefix(plan: Plan, num_rows: int, scratch: Scratch | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySummary:
+    """The memory that sharing takes: ``needed_tokens`` beside the rows that run, to compute none
+    twice; ``demand_tokens`` for ``batch_size`` rows that run together, with their answers, at most.
+    ``curve``: tokens kept, and the share of prompt tokens (0 to 1) that need no computing then.
+    ``token_bytes``: keys and values of one token."""
+
+    needed_tokens: int
+    demand_tokens: int
+    batch_size: int
+    token_bytes: int
+    curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintSummary:
+    """Places of a template that break what stands behind them: their lines, names, what kind of
+    text is in them and how many different ones ``rows`` rows have; ``lost_tokens``: about what is
+    computed for no other reason."""
+
+    lines: tuple[int, ...]
+    places: tuple[str, ...]
+    kinds: tuple[str, ...]
+    values: tuple[int, ...]
+    rows: int
+    lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
     """A job's totals. Lengths are prompt tokens of the rows that have a prompt, without the
     openings of answers; ``opening_tokens`` are these.
 
     ``rows`` counts every row of the input, ``planned_rows`` those that run,
     ``duplicates`` those that take another row's answer, ``over_long`` those that do not fit
-    the context; ``shards`` are the job split for several workers. ``prompt_tokens`` with
+    the context; ``shards`` are the job split for several workers,
+    ``memory`` is what sharing takes, ``lint`` what breaks it. ``prompt_tokens`` with
     ``opening_tokens`` is what computing each row alone would cost, ``distinct_tokens`` what the
     tree costs, ``shared_share`` the part saved (0 to 1).
     """
@@ -56,6 +85,8 @@ class PlanSummary:
     length_p99: int
     length_max: int
     shards: tuple[ShardSummary, ...] = ()
+    memory: MemorySummary | None = None
+    lint: tuple[LintSummary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain numbers, for ``--json``; keys are the fields' names."""

@@ -22,6 +22,7 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
 from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.fields import TemplateFields
 from batchradix.prompts.form import Form, Part, form_of
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
@@ -184,6 +185,12 @@ class PromptBuilder:
                 for i, span in enumerate(spans)
             )
         )
+
+    def fields(self) -> TemplateFields | None:
+        """The job's template as fields, None where it has none or shows no column."""
+        if self._options.template is None or self._template is None or not self._template.places:
+            return None
+        return TemplateFields(self._template, self._tokenizer)
 
     def _spans(self, row: Row) -> list[Span]:
         if self._template is None:

@@ -241,6 +241,30 @@ def test_the_parts_of_the_page_on_runs_join_and_say_what_it_shows(
     assert rows == list(range(60))
 
 
+def test_the_page_on_plans_shows_what_its_command_says(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    [template] = blocks("docs/planning.md", "jinja")
+    [line] = blocks("docs/planning.md", "sh")
+    before, after = blocks("docs/planning.md", "text")
+    model = str(tiny_model_folder("random", context_length=4096))
+    said = []
+    rest = template.split("\n", 1)[1].replace("Notice:", "Notice of {{ id }}:")
+    for text in (template, rest):
+        (tmp_path / "licence.jinja").write_text(text + "\n")
+        done = run([*installed_command(line), "--model", model], tmp_path)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    names = [[row[:9] for row in page.splitlines()] for page in (*said, before, after)]
+    assert names[0] == names[2]
+    assert names[1][2:] == names[3]
+    lint = before.splitlines()[-1]
+    assert re.sub(r"[\d,]+ tokens", "N", said[0].splitlines()[-1]) == re.sub(
+        r"[\d,]+ tokens", "N", lint
+    )
+
+
 def test_the_page_on_traces_names_every_column() -> None:
     page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     assert [name for name in STEPS.names if f"`{name}`" not in page] == []

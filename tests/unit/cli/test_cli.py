@@ -31,7 +31,7 @@ PROMPT_OPTIONS = {
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
-        "--schema-column", "--retries",
+        "--schema-column", "--retries", "--shard",
         "--output", "-o", "--format", "--keep", "--limit", "--max-tokens", "--temperature",
         "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",
@@ -47,7 +47,8 @@ OPTIONS = {
         "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--trace",
         "--dry-run",
     },
-    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
+    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column", "--shards"},
+    "merge": {"--allow-failures", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
     "bench-attention": {
