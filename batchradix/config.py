@@ -138,7 +138,8 @@ class PromptOptions:
     ``prompt`` column (raw). ``template`` is text (or the text of a file) with ``{{ column }}``
     places, raw unless ``chat``. ``instruction`` with ``column`` is chat: instruction (and
     schema) first, the row's text last. ``null_text`` stands in for a place that is null or
-    missing in a row; without it such a row is an error row.
+    missing in a row; without it such a row is an error row. ``reorder_columns``: lines of the
+    template that list fields stand, in each row, in the order in which rows share most of them.
     """
 
     template: str | None = None
@@ -147,6 +148,7 @@ class PromptOptions:
     column: str | None = None
     system: str | None = None
     null_text: str | None = None
+    reorder_columns: bool = False
 
     def __post_init__(self) -> None:
         for name in ("template", "instruction", "column", "system", "null_text"):
@@ -162,6 +164,14 @@ class PromptOptions:
             (self.instruction is None) == (self.column is None),
             "`instruction` and `column` belong together: `instruction` says what to do, "
             "`column` names the text to do it to",
+        )
+        _require(
+            isinstance(self.reorder_columns, bool),
+            f"`reorder_columns` must be True or False, not {self.reorder_columns!r}",
+        )
+        _require(
+            not self.reorder_columns or self.template is not None,
+            "`reorder_columns` orders the fields that a template lists; give a `template`",
         )
         _require(
             not self.chat or self.template is not None,

@@ -35,6 +35,7 @@ def plan(
     column: shared.Column = None,
     system: shared.System = None,
     null: shared.Null = None,
+    reorder_columns: shared.ReorderColumns = False,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
@@ -69,7 +70,9 @@ def plan(
         tool_format=tool_format,
         id_column=id_column,
         limit=limit,
-        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
+        prompt=shared.prompt_options(
+            template, chat, instruction, column, system, null, reorder_columns
+        ),
     )
     summary = pipeline.plan(config, num_shards=shards, progress=choose_progress(quiet=json_summary))
     if json_summary:

@@ -64,6 +64,7 @@ def run(
     column: shared.Column = None,
     system: shared.System = None,
     null: shared.Null = None,
+    reorder_columns: shared.ReorderColumns = False,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -295,7 +296,9 @@ def run(
         id_column=id_column,
         limit=limit,
         shard=part,
-        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
+        prompt=shared.prompt_options(
+            template, chat, instruction, column, system, null, reorder_columns
+        ),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,

@@ -15,6 +15,7 @@ from batchradix.config import RunConfig, resolve_dtype
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
+from batchradix.pipeline.reordering import reorder
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.instruction import SCHEMA_LINE
 from batchradix.report.machine import has_bf16
@@ -86,6 +87,8 @@ def open_parts(
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
         )
+        if config.prompt.reorder_columns:
+            progress.message(reorder(source, prompts))
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()

@@ -27,7 +27,7 @@ Run = Callable[..., tuple[int, str, str]]
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
-    "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--tools", "--reorder-columns", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
