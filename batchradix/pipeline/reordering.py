@@ -29,7 +29,8 @@ def reorder(source: JobSource, prompts: PromptBuilder) -> str:
     orders = np.tile(as_written[:1], (int(table.rows[-1]) + 1, 1))
     orders[table.rows] = found
     prompts.reorder(orders)
+    count = len(np.unique(found, axis=0))
     return (
-        f"{len(np.unique(found, axis=0)):,} orders of the {len(fields)} fields: of about "
+        f"{count:,} {'order' if count == 1 else 'orders'} of the {len(fields)} fields: of about "
         f"{listed:,} tokens in them {after:,} are to be computed instead of {before:,}"
     )

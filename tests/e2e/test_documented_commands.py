@@ -245,9 +245,9 @@ def test_the_page_on_plans_shows_what_its_command_says(
     tiny_model_folder: MakeTinyModel, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    [template] = blocks("docs/planning.md", "jinja")
-    [line] = blocks("docs/planning.md", "sh")
-    before, after = blocks("docs/planning.md", "text")
+    template = blocks("docs/planning.md", "jinja")[0]
+    line = blocks("docs/planning.md", "sh")[0]
+    before, after = blocks("docs/planning.md", "text")[:2]
     model = str(tiny_model_folder("random", context_length=4096))
     said = []
     rest = template.split("\n", 1)[1].replace("Notice:", "Notice of {{ id }}:")
@@ -263,6 +263,32 @@ def test_the_page_on_plans_shows_what_its_command_says(
     assert re.sub(r"[\d,]+ tokens", "N", said[0].splitlines()[-1]) == re.sub(
         r"[\d,]+ tokens", "N", lint
     )
+
+
+def test_reordered_fields_save_what_the_page_on_plans_shows(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    films = ["Alien", "Amélie", "Babe", "Casablanca", "Fargo"]
+    about = "directed with care, filmed at length, and shown to a great many people"
+    rows = [
+        {
+            "film": films[n % 5],
+            "about": f"{films[n % 5]} was {about}.",
+            "review": f"Seen {n} times.",
+        }
+        for n in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "reviews.parquet")
+    (tmp_path / "review.jinja").write_text(blocks("docs/planning.md", "jinja")[1] + "\n")
+    model = str(tiny_model_folder("random", context_length=4096))
+    done = run(
+        [*installed_command(blocks("docs/planning.md", "sh")[1]), "--model", model], tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    message, *shown = blocks("docs/planning.md", "text")[2].splitlines()
+    said = done.stderr.splitlines()[-1]
+    assert re.sub(r"[\d,]+", "N", said) == re.sub(r"[\d,]+", "N", message)
+    assert [line[:9] for line in done.stdout.splitlines()][:5] == [line[:9] for line in shown]
 
 
 def test_the_page_on_traces_names_every_column() -> None:
