@@ -70,6 +70,7 @@ def _prompt_options(
     column: str | None,
     system: str | None,
     null_text: str | None,
+    reorder_columns: bool,
 ) -> PromptOptions:
     return PromptOptions(
         template=template,
@@ -78,6 +79,7 @@ def _prompt_options(
         column=column,
         system=system,
         null_text=null_text,
+        reorder_columns=reorder_columns,
     )
 
 
@@ -112,6 +114,7 @@ def run(
     column: str | None = None,
     system: str | None = None,
     null_text: str | None = None,
+    reorder_columns: bool = False,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -143,13 +146,15 @@ def run(
 
     Prompts come from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}``
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
-    or missing in a row, which is an error row otherwise. With ``output`` results are committed
-    while it runs and the same call continues after a crash; without, the table comes back in
-    memory. ``keep`` names input columns to carry over: by default all of a table in memory, none
-    of a file. ``keep_truncated`` keeps the values that truncated answers were closed to, and adds
-    a column ``cut``: the JSON pointer of the first field that was cut short. ``trace`` writes each
-    step down beside the output, for ``batchradix report``. ``shard="2/4"`` runs the second of four
-    parts of the job, into a file beside ``output`` (`RunResult.path`); `merge` joins them.
+    or missing in a row, which is an error row otherwise. With ``reorder_columns`` the lines of a
+    template that list fields stand, in each row, as rows share most of them. With ``output``
+    results are committed while it runs and the same call continues after a crash; without, the
+    table comes back in memory. ``keep`` names input columns to carry over: by default all of a
+    table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
+    closed to, and adds a column ``cut``: the JSON pointer of the first field that was cut short.
+    ``trace`` writes each step down beside the output, for ``batchradix report``. ``shard="2/4"``
+    runs the second of four parts of the job, into a file beside ``output`` (`RunResult.path`);
+    `merge` joins them.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -181,7 +186,9 @@ def run(
         id_column=id_column,
         limit=limit,
         shard=part,
-        prompt=_prompt_options(template, chat, instruction, column, system, null_text),
+        prompt=_prompt_options(
+            template, chat, instruction, column, system, null_text, reorder_columns
+        ),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
@@ -231,6 +238,7 @@ def plan(
     column: str | None = None,
     system: str | None = None,
     null_text: str | None = None,
+    reorder_columns: bool = False,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -253,7 +261,9 @@ def plan(
         tool_format=tool_format,
         id_column=id_column,
         limit=limit,
-        prompt=_prompt_options(template, chat, instruction, column, system, null_text),
+        prompt=_prompt_options(
+            template, chat, instruction, column, system, null_text, reorder_columns
+        ),
     )
     return pipeline.plan(config)
 

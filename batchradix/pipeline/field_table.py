@@ -30,35 +30,36 @@ def read_fields(
     source: JobSource, columns: Collection[str], fields: Fields, most_rows: int | None = None
 ) -> FieldTable:
     """Reads the fields of the first ``most_rows`` rows that have any (of all when None)."""
-    numbers: list[int] = []
-    hashes: list[list[int]] = []
-    lengths: list[list[int]] = []
-    samples: list[dict[str, None]] = [{} for _ in range(len(fields))]
-    for rows in source.batches(columns):
-        for row in rows:
-            texts = fields.texts(row)
-            if texts is None or len(numbers) == most_rows:
-                continue
-            numbers.append(row.index)
-            hashes.append(list(map(hash, texts)))
-            lengths.append(list(map(len, texts)))
+    width = len(fields)
+    samples: list[dict[str, None]] = [{} for _ in range(width)]
+    numbers, hashes, lengths = [], [], []
+    num_rows = 0
+    for batch in source.batches(columns):
+        found = [(row.index, texts) for row in batch if (texts := fields.texts(row)) is not None]
+        if most_rows is not None:
+            found = found[: most_rows - num_rows]
+        for _, texts in found:
             for text, known in zip(texts, samples, strict=True):
                 if len(known) < _SAMPLED_TEXTS:
                     known[text] = None
-        if len(numbers) == most_rows:
+        numbers.append(np.array([index for index, _ in found], np.int64))
+        hashes.append(np.array([hash(text) for _, texts in found for text in texts], np.int64))
+        lengths.append(np.array([len(text) for _, texts in found for text in texts], np.int32))
+        num_rows += len(found)
+        if num_rows == most_rows:
             break
-    shape = (len(numbers), len(fields))
-    found = np.array(hashes, dtype=np.int64).reshape(shape)
-    tokens = np.array(lengths, dtype=np.float64).reshape(shape)
-    codes = np.zeros(shape, dtype=np.int64)
+    shape = (num_rows, width)
+    codes = np.concatenate([np.zeros(0, np.int64), *hashes]).reshape(shape)
+    tokens = np.concatenate([np.zeros(0, np.int32), *lengths]).reshape(shape)
     for field, known in enumerate(samples):
         size = max(1, sum(map(len, known)))
-        tokens[:, field] *= sum(fields.num_tokens(list(known))) / size
-        codes[:, field] = _numbered(found[:, field])
+        share = sum(fields.num_tokens(list(known))) / size
+        tokens[:, field] = np.rint(tokens[:, field] * share)
+        codes[:, field] = _numbered(codes[:, field])
     return FieldTable(
-        rows=np.array(numbers, dtype=np.int64),
+        rows=np.concatenate([np.zeros(0, np.int64), *numbers]),
         codes=codes,
-        tokens=np.rint(tokens).astype(np.int32),
+        tokens=tokens,
         samples=[list(known) for known in samples],
     )
 

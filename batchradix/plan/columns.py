@@ -99,7 +99,7 @@ def _groups(
     is_left = np.ones(num_rows, dtype=np.bool_)
     own = [_numbered(codes[:, column]) for column in range(num_fields)]
     counts = [np.bincount(values) for values in own]
-    members = [_members(values, len(count)) for values, count in zip(own, counts, strict=True)]
+    members = [_Members(values, count) for values, count in zip(own, counts, strict=True)]
     columns = [
         [column, *np.flatnonzero(np.isin(fields, determined[int(fields[column])])).tolist()]
         for column in range(num_fields)
@@ -107,8 +107,7 @@ def _groups(
     saved = []
     heap: list[tuple[int, int, int]] = []
     for column in range(num_fields):
-        firsts = np.array([rows[0] for rows in members[column]], dtype=np.int64)
-        whole = weights[np.ix_(firsts, columns[column])].sum(axis=1)
+        whole = weights[np.ix_(members[column].firsts, columns[column])].sum(axis=1)
         saved.append(whole)
         worth = whole * (counts[column] - 1)
         values = np.flatnonzero(worth > 0)
@@ -141,10 +140,16 @@ def _numbered(values: I64) -> I64:
     return rank[inverse]
 
 
-def _members(values: I64, num_values: int) -> list[I64]:
-    """The places of each value, ascending."""
-    order = np.argsort(values, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(values, minlength=num_values))[:-1])
+class _Members:
+    """The places of each value, ascending. ``counts``: int64[m], how many it has."""
+
+    def __init__(self, values: I64, counts: I64) -> None:
+        self._places = np.argsort(values, kind="stable")
+        self._ends = np.cumsum(counts)
+        self.firsts: I64 = self._places[self._ends - counts]
+
+    def __getitem__(self, value: int) -> I64:
+        return self._places[self._ends[value - 1] if value else 0 : self._ends[value]]
 
 
 def _by_savings(codes: I64, weights: I64, rows: I64, fields: I64) -> I64:

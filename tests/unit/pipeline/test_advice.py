@@ -9,6 +9,8 @@ import pytest
 
 from batchradix import pipeline
 from batchradix.config import PromptOptions, RunConfig
+from batchradix.pipeline.field_table import read_fields
+from batchradix.report.progress import Silent
 
 MakeTinyModel = Callable[..., Path]
 
@@ -53,3 +55,18 @@ def test_memory_is_what_neighbours_share_and_what_a_batch_can_take(model: str) -
     tokens, share = plan.memory.curve[-1]
     assert (tokens, share) == (plan.memory.needed_tokens, tokens / (plan.prompt_tokens * 2 / 3))
     assert plan.memory.demand_tokens == plan.distinct_tokens + 2 * 1024
+
+
+def test_fields_are_read_of_so_many_rows_that_have_any(model: str) -> None:
+    values = ["a", None, "bb", "a", "ccc", "bb"]
+    rows = [{"left": value, "right": "same"} for value in values]
+    template = "{{ left }} and {{ right }}"
+    job = RunConfig(input=rows, model=model, prompt=PromptOptions(template=template))
+    parts = pipeline.open_parts(job, progress=Silent())
+    fields = parts.prompts.fields()
+    assert fields is not None
+    table = read_fields(parts.source, parts.prompts.required_columns, fields, 4)
+    assert table.rows.tolist() == [0, 2, 3, 4]
+    assert table.codes.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [2, 0, 0]]
+    assert table.samples == [["a", "bb", "ccc"], [" and "], ["same"]]
+    assert len(read_fields(parts.source, parts.prompts.required_columns, fields).rows) == 5
