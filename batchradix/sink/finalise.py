@@ -56,10 +56,11 @@ def finalise(
     (a ``pa.Array`` of num_rows) takes the place of the ids the shards hold, for inputs that
     were edited between runs. ``keep_batches`` gives the kept columns of all rows of the
     file in order, in batches of any size. ``rows`` (int64[m], ascending) are the input's rows that
-    the file holds, all when None; it excludes ``starts``. ``format_`` names the format where it is not that of the output's
-    extension; what failed may then go to a file of its own, ``folder.errors``. ``starts``: where
-    an input row has several results, as in `samples.fold_samples`; kept columns are then those of
-    its m input rows, and ``num_rows`` results become m rows.
+    the file holds, all when None. ``format_`` names the format where it is not that of the
+    output's extension; what failed may then go to a file of its own, ``folder.errors``.
+    ``starts``: where an input row has several results, as in `samples.fold_samples`; kept columns
+    are then those of its m input rows, and ``num_rows`` results become m rows. There are no
+    ``rows`` then.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
     however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value

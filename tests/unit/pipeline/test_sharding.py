@@ -263,3 +263,17 @@ def test_the_part_says_what_it_is_and_the_whole_does_not(markov: str, tmp_path: 
         metadata = pa.ipc.open_file(file).schema.metadata
     assert json.loads(metadata.pop(b"batchradix.shard")) == {"number": 1, "count": 2, "rows": 12}
     assert pq.read_schema(output).metadata == metadata
+
+
+def test_what_cannot_be_joined_as_a_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="shard and format openai exclude each other"):
+        Shard(1, 2).part_of(tmp_path / "out.jsonl", "openai")
+
+
+def test_rows_with_several_answers_each_are_not_parted(markov: str, tmp_path: Path) -> None:
+    body = {"model": "m", "prompt": "a", "n": 2, "temperature": 1}
+    request = {"custom_id": "r", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "batch.jsonl").write_text(json.dumps(request) + "\n")
+    config = job(markov, str(tmp_path / "batch.jsonl"), tmp_path / "out.arrow")
+    with pytest.raises(OptionError, match="several answers each"):
+        pipeline.run(part_of(config, 1, 2))
