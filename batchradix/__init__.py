@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from batchradix._version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from batchradix.api import LLM, RunResult, plan, run
+    from batchradix.api import LLM, RunResult, merge, plan, run
     from batchradix.config import EngineOptions, SamplingOptions
     from batchradix.errors import BatchradixError
     from batchradix.integrations.dataset_map import map_dataset
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "api",
     "RunResult": "api",
+    "merge": "api",
     "plan": "api",
     "run": "api",
     "EngineOptions": "config",
@@ -44,6 +45,7 @@ __all__ = [
     "SamplingOptions",
     "__version__",
     "map_dataset",
+    "merge",
     "plan",
     "run",
 ]

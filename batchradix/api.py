@@ -19,6 +19,7 @@ from batchradix.config import (
     PromptOptions,
     RunConfig,
     SamplingOptions,
+    Shard,
 )
 from batchradix.errors import OptionError
 from batchradix.plan.cached import PlanSummary
@@ -69,6 +70,7 @@ def _prompt_options(
     column: str | None,
     system: str | None,
     null_text: str | None,
+    reorder_columns: bool,
 ) -> PromptOptions:
     return PromptOptions(
         template=template,
@@ -77,6 +79,7 @@ def _prompt_options(
         column=column,
         system=system,
         null_text=null_text,
+        reorder_columns=reorder_columns,
     )
 
 
@@ -111,6 +114,7 @@ def run(
     column: str | None = None,
     system: str | None = None,
     null_text: str | None = None,
+    reorder_columns: bool = False,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -118,6 +122,7 @@ def run(
     keep_truncated: bool = False,
     restart: bool = False,
     trace: bool = False,
+    shard: str | None = None,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
     show_progress: bool = False,
@@ -141,12 +146,15 @@ def run(
 
     Prompts come from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}``
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
-    or missing in a row, which is an error row otherwise. With ``output`` results are committed
-    while it runs and the same call continues after a crash; without, the table comes back in
-    memory. ``keep`` names input columns to carry over: by default all of a table in memory, none
-    of a file. ``keep_truncated`` keeps the values that truncated answers were closed to, and adds
-    a column ``cut``: the JSON pointer of the first field that was cut short. ``trace`` writes each
-    step down beside the output, for ``batchradix report``.
+    or missing in a row, which is an error row otherwise. With ``reorder_columns`` the lines of a
+    template that list fields stand, in each row, as rows share most of them. With ``output``
+    results are committed while it runs and the same call continues after a crash; without, the
+    table comes back in memory. ``keep`` names input columns to carry over: by default all of a
+    table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
+    closed to, and adds a column ``cut``: the JSON pointer of the first field that was cut short.
+    ``trace`` writes each step down beside the output, for ``batchradix report``. ``shard="2/4"``
+    runs the second of four parts of the job, into a file beside ``output`` (`RunResult.path`);
+    `merge` joins them.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -154,6 +162,10 @@ def run(
         keep = () if format is not None or isinstance(input, (str, os.PathLike)) else "all"
     elif isinstance(keep, str) and keep != "all":
         keep = (keep,)
+    path = None if output is None else Path(_path_text(output, "output"))
+    part = None if shard is None else Shard.parse(shard)
+    if part is not None and path is not None:
+        path = part.part_of(path, format)
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
@@ -173,11 +185,14 @@ def run(
         retries=retries,
         id_column=id_column,
         limit=limit,
-        prompt=_prompt_options(template, chat, instruction, column, system, null_text),
+        shard=part,
+        prompt=_prompt_options(
+            template, chat, instruction, column, system, null_text, reorder_columns
+        ),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
-            path=None if output is None else Path(_path_text(output, "output")),
+            path=path,
             format=format,
             keep="all" if keep == "all" else tuple(keep),
             unnest=unnest,
@@ -188,6 +203,19 @@ def run(
     )
     outcome = pipeline.run(config, progress=choose_progress(quiet=not show_progress))
     return RunResult(summary=outcome.summary, table=outcome.table, path=config.output.path)
+
+
+def merge(
+    output: str | os.PathLike[str], parts: Sequence[str | os.PathLike[str]] | None = None
+) -> pipeline.Merged:
+    """Joins the parts that runs with ``shard`` wrote into the table ``output`` that one run writes:
+    the Python form of ``batchradix merge``.
+
+    ``parts`` are their files; when None, all that lie beside ``output`` under its name. Raises a
+    `batchradix.errors.InputError` where some are missing or not of one job.
+    """
+    paths = [Path(_path_text(part, "parts")) for part in parts or ()]
+    return pipeline.merge(Path(_path_text(output, "output")), paths)
 
 
 def plan(
@@ -210,6 +238,7 @@ def plan(
     column: str | None = None,
     system: str | None = None,
     null_text: str | None = None,
+    reorder_columns: bool = False,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -232,7 +261,9 @@ def plan(
         tool_format=tool_format,
         id_column=id_column,
         limit=limit,
-        prompt=_prompt_options(template, chat, instruction, column, system, null_text),
+        prompt=_prompt_options(
+            template, chat, instruction, column, system, null_text, reorder_columns
+        ),
     )
     return pipeline.plan(config)
 

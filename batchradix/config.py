@@ -22,6 +22,7 @@ DEFAULT_PREFILL_TOKENS = 512
 DEFAULT_GRAMMAR_TIMEOUT_S = 120.0
 DEFAULT_KV_STORE_BYTES = 2**30
 MAX_SPECULATE = 32
+MAX_SHARDS = 100_000
 MIN_SPILL_TOKENS = 16
 """What is shorter is computed again: a call costs as much as its bytes."""
 
@@ -137,7 +138,8 @@ class PromptOptions:
     ``prompt`` column (raw). ``template`` is text (or the text of a file) with ``{{ column }}``
     places, raw unless ``chat``. ``instruction`` with ``column`` is chat: instruction (and
     schema) first, the row's text last. ``null_text`` stands in for a place that is null or
-    missing in a row; without it such a row is an error row.
+    missing in a row; without it such a row is an error row. ``reorder_columns``: lines of the
+    template that list fields stand, in each row, in the order in which rows share most of them.
     """
 
     template: str | None = None
@@ -146,6 +148,7 @@ class PromptOptions:
     column: str | None = None
     system: str | None = None
     null_text: str | None = None
+    reorder_columns: bool = False
 
     def __post_init__(self) -> None:
         for name in ("template", "instruction", "column", "system", "null_text"):
@@ -161,6 +164,14 @@ class PromptOptions:
             (self.instruction is None) == (self.column is None),
             "`instruction` and `column` belong together: `instruction` says what to do, "
             "`column` names the text to do it to",
+        )
+        _require(
+            isinstance(self.reorder_columns, bool),
+            f"`reorder_columns` must be True or False, not {self.reorder_columns!r}",
+        )
+        _require(
+            not self.reorder_columns or self.template is not None,
+            "`reorder_columns` orders the fields that a template lists; give a `template`",
         )
         _require(
             not self.chat or self.template is not None,
@@ -383,6 +394,51 @@ class OutputOptions:
         return self.path.with_name(f"{self.path.stem}.errors{self.path.suffix}")
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a job that one of several workers does: the ``number``-th of ``count``."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        numbers = (self.number, self.count)
+        _require(
+            all(isinstance(one, int) and not isinstance(one, bool) for one in numbers)
+            and 1 <= self.number <= self.count <= MAX_SHARDS,
+            f"`shard` must be a part and how many there are, from 1/1 to "
+            f"{MAX_SHARDS}/{MAX_SHARDS}, not {self}",
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """From ``2/4``; raises `OptionError`."""
+        number, _, count = text.partition("/")
+        _require(
+            number.strip().isdecimal() and count.strip().isdecimal(),
+            f"`shard` must be a part and how many there are, such as 2/4, not {text!r}",
+        )
+        return cls(int(number), int(count))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def part_of(self, output: Path, format_: str | None = None) -> Path:
+        """Where this part of an output goes. It is Arrow, whatever the whole will be.
+
+        Raises `OptionError` where the whole has a ``format_`` that is not its extension's.
+        """
+        _require(
+            format_ is None,
+            f"`shard` and `format` {format_} exclude each other: parts are joined as tables",
+        )
+        return output.with_name(f"{output.name}.{self.number}-of-{self.count}.arrow")
+
+    def beside(self, path: Path) -> Path:
+        """What this part calls another file of the run: ``errors.2-of-4.jsonl``."""
+        return path.with_name(f"{path.stem}.{self.number}-of-{self.count}{path.suffix}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table.
@@ -392,7 +448,8 @@ class RunConfig:
     ``schema_column``: the input column of schemas that hold for their row instead; without it
     a column ``response_format`` does. ``tool_format``: how the tools of an OpenAI batch file's
     requests are called, where their model's chat template does not say it. ``retries``: how often
-    a row whose finished answer is invalid runs again.
+    a row whose finished answer is invalid runs again. ``shard``: the part of the job that is to be
+    run, into an output that holds its rows alone (`Shard.part_of`).
     """
 
     input: Any
@@ -403,6 +460,7 @@ class RunConfig:
     retries: int = 0
     id_column: str | None = None
     limit: int | None = None
+    shard: Shard | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -430,6 +488,14 @@ class RunConfig:
         )
         _require(
             self.limit is None or self.limit >= 0, f"`limit` must be 0 or more, not {self.limit}"
+        )
+        _require(
+            self.shard is None or isinstance(self.shard, Shard),
+            f"`shard` must be a Shard, not {self.shard!r}",
+        )
+        _require(
+            self.shard is None or self.output.path is not None,
+            "`shard` runs a part of a job for others to join with; give an output file",
         )
 
 

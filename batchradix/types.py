@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchradix.errors import RowError
 
 U32 = NDArray[np.uint32]
+I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

@@ -12,7 +12,17 @@ import typer
 from typer.core import TyperGroup
 
 from batchradix._version import VERSION
-from batchradix.cli import bench_attention, check, history, models, plan, preview, report, run
+from batchradix.cli import (
+    bench_attention,
+    check,
+    history,
+    merge,
+    models,
+    plan,
+    preview,
+    report,
+    run,
+)
 from batchradix.cli.options import flag
 from batchradix.errors import BatchradixError
 
@@ -55,6 +65,7 @@ def _root(
 
 
 app.command("run")(run.run)
+app.command("merge")(merge.merge)
 app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)

@@ -105,6 +105,13 @@ Null = Annotated[
         "--null", help="What stands in for a null or missing field; else it is an error row."
     ),
 ]
+ReorderColumns = Annotated[
+    bool,
+    typer.Option(
+        "--reorder-columns",
+        help="Put the fields that the template lists, one a line, in the order that shares most.",
+    ),
+]
 IdColumn = Annotated[
     str | None, typer.Option("--id-column", help="The column of ids; `id` when there is one.")
 ]
@@ -217,6 +224,7 @@ def prompt_options(
     column: str | None,
     system: str | None,
     null: str | None,
+    reorder_columns: bool = False,
 ) -> PromptOptions:
     """`PromptOptions` with files read."""
     return PromptOptions(
@@ -226,6 +234,7 @@ def prompt_options(
         column=column,
         system=text_or_file(system, "--system"),
         null_text=null,
+        reorder_columns=reorder_columns,
     )
 
 

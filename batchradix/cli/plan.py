@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import RunConfig
+from batchradix.config import MAX_SHARDS, RunConfig
+
+if TYPE_CHECKING:
+    from batchradix.plan.cached import MemorySummary, PlanSummary
 
 
 def plan(
@@ -31,9 +35,14 @@ def plan(
     column: shared.Column = None,
     system: shared.System = None,
     null: shared.Null = None,
+    reorder_columns: shared.ReorderColumns = False,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_SHARDS, help="Show how the job parts for so many workers."),
+    ] = None,
     json_summary: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
@@ -61,9 +70,11 @@ def plan(
         tool_format=tool_format,
         id_column=id_column,
         limit=limit,
-        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
+        prompt=shared.prompt_options(
+            template, chat, instruction, column, system, null, reorder_columns
+        ),
     )
-    summary = pipeline.plan(config, progress=choose_progress(quiet=json_summary))
+    summary = pipeline.plan(config, num_shards=shards, progress=choose_progress(quiet=json_summary))
     if json_summary:
         typer.echo(json.dumps(summary.to_json()))
         return
@@ -80,3 +91,43 @@ def plan(
     ]  # fmt: skip
     for name, text in lines:
         typer.echo(f"{name:>9}  {text}")
+    for name, text in _advice(summary):
+        typer.echo(f"{name:>9}  {text}")
+
+
+def _advice(summary: PlanSummary) -> Iterator[tuple[str, str]]:
+    memory = summary.memory
+    if memory is not None:
+        yield (
+            "memory",
+            f"{memory.needed_tokens:,} KV tokens ({_size(memory.needed_tokens, memory)}) kept "
+            f"beside the rows that run share all of it; {memory.batch_size:,} rows at once take "
+            f"{memory.demand_tokens:,} ({_size(memory.demand_tokens, memory)}) at most",
+        )
+        shown = ", ".join(f"{tokens:,}: {share:.1%}" for tokens, share in memory.curve[-6:])
+        if shown:
+            yield "curve", f"shared by KV tokens kept: {shown}"
+    for found in summary.lint:
+        places = " and ".join(
+            f"line {line}, {{{{ {place} }}}} ({kind}, {values:,} values in {found.rows:,} rows)"
+            for line, place, kind, values in zip(
+                found.lines, found.places, found.kinds, found.values, strict=True
+            )
+        )
+        verb = "stand" if len(found.lines) > 1 else "stands"
+        yield (
+            "lint",
+            f"{places} {verb} before what rows share: about {found.lost_tokens:,} tokens are "
+            f"computed again; put it further back",
+        )
+    for number, shard in enumerate(summary.shards, 1):
+        yield (
+            f"{number}/{len(summary.shards)}",
+            f"{shard.rows:,} rows, {shard.cost_share:.1%} of the work: "
+            f"{shard.prompt_tokens:,} prompt tokens, {shard.distinct_tokens:,} distinct, "
+            f"{shard.duplicated_tokens:,} of them another shard's too",
+        )
+
+
+def _size(num_tokens: int, memory: MemorySummary) -> str:
+    return f"{num_tokens * memory.token_bytes / 2**20:,.0f} MiB"

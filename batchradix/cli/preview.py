@@ -32,6 +32,7 @@ def preview(
     column: shared.Column = None,
     system: shared.System = None,
     null: shared.Null = None,
+    reorder_columns: shared.ReorderColumns = False,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
@@ -56,7 +57,9 @@ def preview(
         ),
         tool_format=tool_format,
         id_column=id_column,
-        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
+        prompt=shared.prompt_options(
+            template, chat, instruction, column, system, null, reorder_columns
+        ),
     )
     view = pipeline.preview(config, row, progress=choose_progress(quiet=False))
     typer.echo(view.marked())

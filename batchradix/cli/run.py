@@ -20,6 +20,7 @@ from batchradix.config import (
     OutputOptions,
     RunConfig,
     SamplingOptions,
+    Shard,
 )
 from batchradix.errors import BatchradixError, OptionError
 from batchradix.report.progress import Progress, choose_progress
@@ -63,8 +64,16 @@ def run(
     column: shared.Column = None,
     system: shared.System = None,
     null: shared.Null = None,
+    reorder_columns: shared.ReorderColumns = False,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            help="Run the 2nd of 4 parts with 2/4, into OUTPUT.2-of-4.arrow; `batchradix merge` "
+            "joins them."
+        ),
+    ] = None,
     keep: Annotated[
         str | None,
         typer.Option("--keep", help="Input columns to carry over: a,b,c or all."),
@@ -255,9 +264,18 @@ def run(
     ok, 1 finished with failed rows, 2 refused before the model loads, 3 failed, 4 the output
     is held by another run, 130, 143 or 129 stopped by a signal.
     """
+    from batchradix.sink.formats import output_format
+
     if restart and resume:
         raise OptionError("--restart and --resume exclude each other")
     date = date or today()  # once: neither midnight nor a set clock parts the files of a run
+    table = _dated(output, date) or _default_output(fill_dates(input, date))
+    errors, metrics = _dated(errors, date), _dated(metrics, date)
+    part = None if shard is None else Shard.parse(shard)
+    if part is not None:
+        output_format(table)  # of the whole, which is joined later
+        table = part.part_of(table, format)
+        errors, metrics = (path and part.beside(path) for path in (errors, metrics))
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
@@ -277,7 +295,10 @@ def run(
         retries=retries,
         id_column=id_column,
         limit=limit,
-        prompt=shared.prompt_options(template, chat, instruction, column, system, null),
+        shard=part,
+        prompt=shared.prompt_options(
+            template, chat, instruction, column, system, null, reorder_columns
+        ),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -320,7 +341,7 @@ def run(
             plan_memory_bytes=shared.parse_size(plan_memory, "--plan-memory"),
         ),
         output=OutputOptions(
-            path=_dated(output, date) or _default_output(fill_dates(input, date)),
+            path=table,
             format=format,
             keep="all" if keep == "all" else tuple(c for c in (keep or "").split(",") if c),
             unnest=unnest,
@@ -328,7 +349,7 @@ def run(
             restart=restart,
             reuse=reuse,
             retry=tuple(one.strip() for one in retry.split(",") if one.strip()),
-            failed_rows=_dated(errors, date),
+            failed_rows=errors,
             abort_after_failures=abort_after_failures,
             trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
@@ -352,7 +373,7 @@ def run(
         config=config,
         # --quiet is about what goes well: what nobody is told here nobody would know.
         warn=choose_progress(quiet=False, as_json=as_json).warn if quiet else progress.warn,
-        metrics=_dated(metrics, date),
+        metrics=metrics,
         command=on_finish,
         history=history_file(),
     )

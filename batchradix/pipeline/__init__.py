@@ -14,11 +14,13 @@ from batchradix.pipeline.planned import (
 )
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.session import Session
+from batchradix.pipeline.sharding import Merged, merge
 
 __all__ = [
     "Answers",
     "Checked",
     "EngineMaker",
+    "Merged",
     "Outcome",
     "Parts",
     "Planned",
@@ -29,6 +31,7 @@ __all__ = [
     "check_scores",
     "drive",
     "make_job",
+    "merge",
     "open_parts",
     "open_retries",
     "plan",

@@ -84,21 +84,24 @@ def _write_table(path: Path, extension: str, source: JobSource, failed: NDArray[
     schema = source.own_schema()
     writer = open_writer(path, extension, schema)
     try:
-        for batch in _chosen(source.own_batches(), wanted):
+        for batch in chosen_rows(source.own_batches(), wanted):
             writer.write_batch(batch)
     finally:
         writer.close()
     return int(wanted.sum())
 
 
-def _chosen(
+def chosen_rows(
     batches: Iterator[pa.RecordBatch], wanted: NDArray[np.bool_]
 ) -> Iterator[pa.RecordBatch]:
+    """The rows of batches that are marked in ``wanted`` (bool[n]), in order."""
     first = 0
     for batch in batches:
         here = np.flatnonzero(wanted[first : first + batch.num_rows])
         first += batch.num_rows
-        if len(here):
+        if len(here) == batch.num_rows:
+            yield batch
+        elif len(here):
             yield batch.take(pa.array(here))
 
 

@@ -26,6 +26,7 @@ from batchradix.config import (
     RunConfig,
 )
 from batchradix.errors import InputError, TooManyFailuresError
+from batchradix.pipeline.advice import find_lint, memory_summary
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.former import find_former, remedy
@@ -47,6 +48,7 @@ from batchradix.pipeline.planned import (
     shortages,
 )
 from batchradix.pipeline.retries import open_retries
+from batchradix.pipeline.sharding import shard_summaries, take_shard
 from batchradix.pipeline.table import Table
 from batchradix.pipeline.tracing import Tracing
 from batchradix.plan.cached import PlanSummary
@@ -58,6 +60,7 @@ from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
 from batchradix.scratch import Scratch
 from batchradix.sink.folder import acquire, check_fingerprint
+from batchradix.sink.merge import shard_metadata
 from batchradix.types import (
     Engine,
     GrammarSpec,
@@ -216,17 +219,23 @@ def run(
             )
         if former is not None and folder is not None:
             former.take_over(folder, identity, planned.rows)
+        metadata = file_metadata(parts, identity)
+        if config.shard is not None:
+            planned, sentence = take_shard(planned, config.shard)
+            metadata |= shard_metadata(config.shard, len(planned.rows))
+            progress.message(sentence)
         table = Table(
             planned.rows,
             source=parts.source,
             schema=parts.values,
             options=config.output,
-            metadata=file_metadata(parts, identity),
+            metadata=metadata,
             fingerprint=identity,
             folder=folder,
             cached_tokens=planned.cached,
             scratch=scratch,
             probabilities=config.sampling.probabilities,
+            members=planned.members,
         )
         summary = Summary(
             model=parts.checkpoint.name,
@@ -311,7 +320,7 @@ def _answer(
         )
         tracing.attach(engine)
     started_s = time.monotonic()
-    progress.start(len(planned.rows), table.num_done)
+    progress.start(int(table.is_waiting.sum()) + table.num_done, table.num_done)
 
     num_seen = table.num_done
 
@@ -388,8 +397,11 @@ def _bear(table: Table, most: int | None) -> None:
         )
 
 
-def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
-    """What a job shares; tokenises every row, loads no weights."""
+def plan(
+    config: RunConfig, *, num_shards: int | None = None, progress: Progress | None = None
+) -> PlanSummary:
+    """What a job shares, and with ``num_shards`` how it parts for so many workers; tokenises every
+    row, loads no weights."""
     parts = open_parts(config, progress=progress or Silent())
     try:
         has_formats = parts.schema is not None or parts.row_formats is not None
@@ -397,13 +409,16 @@ def plan(config: RunConfig, *, progress: Progress | None = None) -> PlanSummary:
         if has_formats:
             opening = RadixEngines(parts.checkpoint, options=config.engine).opening
         with TemporaryDirectory(prefix="batchradix-") as folder:
-            return plan_rows(
+            planned = plan_rows(
                 parts,
                 folder=Path(folder),
                 progress=progress or Silent(),
                 opening=opening,
                 scratch=Scratch(),
-            ).summary
+            )
+            shards = () if num_shards is None else shard_summaries(planned, num_shards)
+            memory = memory_summary(parts, planned)
+            return replace(planned.summary, shards=shards, memory=memory, lint=find_lint(parts))
     finally:
         parts.source.close()
 

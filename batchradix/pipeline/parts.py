@@ -15,6 +15,7 @@ from batchradix.config import RunConfig, resolve_dtype
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
+from batchradix.pipeline.reordering import reorder
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.instruction import SCHEMA_LINE
 from batchradix.report.machine import has_bf16
@@ -71,6 +72,11 @@ def open_parts(
             _check_choices(config, schema)
         source.scan()
         _check_requests(config, source)
+        if config.shard is not None and source.starts is not None:
+            raise OptionError(
+                f"`shard` cannot part {source.name}, whose rows ask for several answers each; run "
+                f"it whole, or give every answer a row"
+            )
         row_formats = _row_formats(config, source, checkpoint)
         prompts = PromptBuilder(
             checkpoint,
@@ -81,6 +87,8 @@ def open_parts(
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
         )
+        if config.prompt.reorder_columns:
+            progress.message(reorder(source, prompts))
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()

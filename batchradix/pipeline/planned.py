@@ -47,7 +47,9 @@ class Planned:
     """Every row read and ordered. ``plan`` holds all rows that can run, ``cached``:
     int32[n] what each prompt shares over the whole job, ``leaders``: int64[n] whose answer it
     takes. ``rng_key``: uint64[n]. ``warnings``: what reading the rows brought up, said already.
-    ``alone`` is the plan of the rows that lead, ``tree`` its tree. ``scratch`` has the arrays."""
+    ``alone`` is the plan of the rows that lead, ``tree`` its tree. ``scratch`` has the arrays.
+    ``members``: bool[n], the rows of a shard, which ``alone``, ``tree`` and ``summary`` are of
+    then; None for the whole job."""
 
     rows: Intake
     scratch: Scratch
@@ -59,6 +61,7 @@ class Planned:
     rng_key: U64
     summary: PlanSummary
     warnings: tuple[str, ...]
+    members: NDArray[np.bool_] | None = None
 
 
 def plan_rows(
@@ -128,19 +131,36 @@ def plan_rows(
         leaders=leaders,
         cached=_cached(rows, plan, scratch),
         rng_key=keys,
-        summary=plan_summary(
-            rows.tokens,
-            alone,
-            tree,
-            num_forced=rows.requests.num_forced,
-            num_rows=len(rows),
-            num_duplicates=len(plan) - len(alone),
-            num_over_long=rows.errors.by_code().get(RowErrorCode.PROMPT_TOO_LONG, (0, ""))[0],
-        ),
+        summary=summed_up(rows, alone, tree, None, scratch),
         warnings=tuple(warnings),
     )
     scratch.let_go()
     return planned
+
+
+def summed_up(
+    rows: Intake,
+    alone: Plan,
+    tree: PlanTree,
+    members: NDArray[np.bool_] | None,
+    scratch: Scratch,
+) -> PlanSummary:
+    """The totals of a planned job, or of those of its rows that are marked in ``members`` (bool[n])
+    and of which ``alone`` and ``tree`` are; errors are all or none of them."""
+    num_rows = len(rows) if members is None else int(members.sum())
+    errors = len(rows.errors)
+    has_errors = members is None or bool(members[rows.errors.rows].any())
+    num_over_long = rows.errors.by_code().get(RowErrorCode.PROMPT_TOO_LONG, (0, ""))[0]
+    return plan_summary(
+        rows.tokens,
+        alone,
+        tree,
+        num_forced=rows.requests.num_forced,
+        num_rows=num_rows,
+        num_duplicates=num_rows - errors * has_errors - len(alone),
+        num_over_long=num_over_long * has_errors,
+        chosen=None if members is None else scratch.where(members),
+    )
 
 
 def rng_keys_of(
@@ -232,14 +252,7 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     alone, tree, scratch = planned.alone, planned.tree, planned.scratch
     if not options.prefix_cache:
         tree = flat_tree(alone, planned.rows.lengths, scratch)
-    requests = planned.rows.requests
-    tails = requests.max_tokens
-    if requests.num_forced is not None:
-        tails = scratch.zeros(len(planned.rows), np.int32)
-        for part in scratch.windows(len(tails)):
-            tails[part] = requests.max_tokens[part] - requests.num_forced[part]
-    demand = demand_tokens(alone, tree, tails, options.batch_size or DEFAULT_BATCH_SIZE)
-    scratch.let_go()
+    most = demand(planned, tree, options.batch_size or DEFAULT_BATCH_SIZE)
     here = machine(device, free_device_memory_bytes)
     return resolve_engine(
         options,
@@ -247,8 +260,21 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
         num_kv_copies=num_kv_copies(model, options, here),
         num_kv_elements_per_token=model.num_kv_elements_per_token,
         weight_bytes_float32=4 * model.num_parameters,
-        demand_tokens=demand,
+        demand_tokens=most,
     )
+
+
+def demand(planned: Planned, tree: PlanTree, batch_size: int) -> int:
+    """The most KV tokens that the planned rows can take at once, so many of them side by side."""
+    requests, scratch = planned.rows.requests, planned.scratch
+    tails = requests.max_tokens
+    if requests.num_forced is not None:
+        tails = scratch.zeros(len(planned.rows), np.int32)
+        for part in scratch.windows(len(tails)):
+            tails[part] = requests.max_tokens[part] - requests.num_forced[part]
+    tokens = demand_tokens(planned.alone, tree, tails, batch_size)
+    scratch.let_go()
+    return tokens
 
 
 def shortages(parts: Parts, settings: EngineSettings) -> list[str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchradix.config import OutputOptions
 from batchradix.errors import TRANSIENT_CODES
 from batchradix.jobs.base import JobSource
+from batchradix.pipeline.failed_rows import chosen_rows
 from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import ValueColumn
@@ -95,6 +96,7 @@ class Table:
     already; without one results stay in memory. ``metadata`` goes into the finished file.
     ``probabilities``: there is a column of those of the schema's choices. ``cached_tokens``:
     int32[n], what each row's prompt shares, for rows that take a committed row's answer.
+    ``members``: bool[n], the rows that the table is to hold, all when None.
     """
 
     def __init__(
@@ -109,9 +111,11 @@ class Table:
         folder: RunFolder | None,
         cached_tokens: I32,
         probabilities: bool = False,
+        members: NDArray[np.bool_] | None = None,
         scratch: Scratch | None = None,
     ) -> None:
         self._scratch = scratch or Scratch(least_bytes=None)
+        self._members = np.ones(len(rows), dtype=bool) if members is None else members
         self._rows = rows
         self._source = source
         self._options = options
@@ -144,8 +148,8 @@ class Table:
             check_format(folder.output, self._schema, options.format)
             done = self._resume(folder, cached_tokens)
             self._sink = ShardWriter(folder, inner, encode)
-        self.is_waiting = ~done
-        """bool[n]: rows that had no committed answer when the table was opened."""
+        self.is_waiting = self._members & ~done
+        """bool[n]: rows of the table that had no committed answer when it was opened."""
         self._num_resumed = self._num_done = int(done.sum())
         self.num_new_errors = 0
         """Error rows among the results taken by `append`."""
@@ -186,7 +190,7 @@ class Table:
         done = np.zeros(len(self._rows), dtype=bool)
         for part in scratch.windows(len(done)):
             found = record_of_row[part]
-            done[part] = found >= 0
+            done[part] = (found >= 0) & self._members[part]
             row_of_record[found[done[part]]] = part.start + np.flatnonzero(done[part])
         for path, records in committed.by_shard():
             rows = row_of_record[records]
@@ -206,7 +210,7 @@ class Table:
         self, folder: RunFolder, committed: Committed, record_of_row: I64, cached_tokens: I32
     ) -> bool:
         """Commits what is committed of equal rows for those that have no record; whether any."""
-        waits = record_of_row < 0
+        waits = self._members & (record_of_row < 0)
         waits[self._rows.errors.rows] = False  # they have their own sentence, and cost nothing
         rows = np.flatnonzero(waits)
         if not len(committed) or not len(rows):
@@ -259,7 +263,9 @@ class Table:
     @property
     def num_rows(self) -> int:
         """Rows of the finished table."""
-        return len(self._rows) if self._starts is None else len(self._starts) - 1
+        if self._starts is None:
+            return int(np.count_nonzero(self._members))
+        return len(self._starts) - 1
 
     @property
     def failed(self) -> NDArray[np.bool_]:
@@ -304,11 +310,11 @@ class Table:
         A file that is finished already is left as it is. Raises `SinkError` and, when kept
         columns no longer fit the rows, `InputError`.
         """
-        options, num_rows = self._options, len(self._rows)
+        options = self._options
         if isinstance(self._sink, MemorySink):
             return self._sink.finish(
                 schema=self._schema,
-                num_rows=num_rows,
+                num_rows=len(self._rows),
                 keep_batches=self._kept(),
                 unnest=options.unnest,
                 starts=self._starts,
@@ -322,11 +328,12 @@ class Table:
                 self._folder,
                 options.path,
                 schema=self._schema,
-                num_rows=num_rows,
+                num_rows=len(self._rows),
                 key_of_row=self._rows.content_keys,
                 keep_batches=self._kept(),
                 unnest=options.unnest,
                 ids=self._rows.ids,
+                rows=None if self._members.all() else self._scratch.where(self._members),
                 format_=options.format,
                 starts=self._starts,
                 scratch=self._scratch,
@@ -334,7 +341,10 @@ class Table:
         return None
 
     def _kept(self) -> Any:
-        return _keep_batches(self._source, self._options)
+        batches = _keep_batches(self._source, self._options)
+        if batches is None or self._members.all():
+            return batches
+        return chosen_rows(batches, self._members)
 
 
 class _Groups:

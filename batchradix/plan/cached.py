@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from batchradix.plan.shards import ShardSummary
 from batchradix.scratch import Scratch, windows
 from batchradix.types import I32, I64, Plan, PlanTree, TokenTable
 
@@ -29,14 +30,44 @@ def shared_prefix(plan: Plan, num_rows: int, scratch: Scratch | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySummary:
+    """The memory that sharing takes: ``needed_tokens`` beside the rows that run, to compute none
+    twice; ``demand_tokens`` for ``batch_size`` rows that run together, with their answers, at most.
+    ``curve``: tokens kept, and the share of prompt tokens (0 to 1) that need no computing then.
+    ``token_bytes``: keys and values of one token."""
+
+    needed_tokens: int
+    demand_tokens: int
+    batch_size: int
+    token_bytes: int
+    curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintSummary:
+    """Places of a template that break what stands behind them: their lines, names, what kind of
+    text is in them and how many different ones ``rows`` rows have; ``lost_tokens``: about what is
+    computed for no other reason."""
+
+    lines: tuple[int, ...]
+    places: tuple[str, ...]
+    kinds: tuple[str, ...]
+    values: tuple[int, ...]
+    rows: int
+    lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
     """A job's totals. Lengths are prompt tokens of the rows that have a prompt, without the
     openings of answers; ``opening_tokens`` are these.
 
     ``rows`` counts every row of the input, ``planned_rows`` those that run,
     ``duplicates`` those that take another row's answer, ``over_long`` those that do not fit
-    the context. ``prompt_tokens`` with ``opening_tokens`` is what computing each row alone
-    would cost, ``distinct_tokens`` what the tree costs, ``shared_share`` the part saved (0 to 1).
+    the context; ``shards`` are the job split for several workers,
+    ``memory`` is what sharing takes, ``lint`` what breaks it. ``prompt_tokens`` with
+    ``opening_tokens`` is what computing each row alone would cost, ``distinct_tokens`` what the
+    tree costs, ``shared_share`` the part saved (0 to 1).
     """
 
     rows: int
@@ -53,9 +84,12 @@ class PlanSummary:
     length_p90: int
     length_p99: int
     length_max: int
+    shards: tuple[ShardSummary, ...] = ()
+    memory: MemorySummary | None = None
+    lint: tuple[LintSummary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """A flat dictionary of plain numbers, for ``--json``; keys are the fields' names."""
+        """A dictionary of plain numbers, for ``--json``; keys are the fields' names."""
         return asdict(self)
 
 
@@ -68,16 +102,18 @@ def plan_summary(
     num_rows: int | None = None,
     num_duplicates: int = 0,
     num_over_long: int = 0,
+    chosen: I64 | None = None,
 ) -> PlanSummary:
     """Totals of a plan and its tree.
 
     ``plan`` and ``tree`` are what runs (followers of a leader already dropped);
     ``num_forced``: int32[len(tokens)], the trailing tokens of each row that open its answer;
-    ``num_rows`` the rows of the input when the table has not all of them.
+    ``num_rows`` the rows of the input when the table has not all of them; ``chosen``: int64[m], the
+    table rows that count, all when None.
     """
-    counts = _length_counts(tokens, num_forced)
+    counts, opening_tokens = _length_counts(tokens, num_forced, chosen)
     prompt_tokens = int((np.arange(len(counts)) * counts).sum())
-    opening_tokens = tokens.num_tokens - prompt_tokens
+    all_tokens = prompt_tokens + opening_tokens
     distinct = tree.distinct_tokens
     low, p50, p90, p99, high = (_quantile(counts, share) for share in (0, 0.5, 0.9, 0.99, 1))
     return PlanSummary(
@@ -88,7 +124,7 @@ def plan_summary(
         prompt_tokens=prompt_tokens,
         opening_tokens=opening_tokens,
         distinct_tokens=distinct,
-        shared_share=1 - distinct / tokens.num_tokens if tokens.num_tokens else 0.0,
+        shared_share=1 - distinct / all_tokens if all_tokens else 0.0,
         num_nodes=len(tree),
         length_min=low,
         length_p50=p50,
@@ -118,18 +154,28 @@ def demand_tokens(plan: Plan, tree: PlanTree, max_tokens: I32, batch_size: int) 
     return int(chains.sum()) + int(tails.sum())
 
 
-def _length_counts(tokens: TokenTable, num_forced: I32 | None) -> I64:
-    """int64[m]: rows by the length of their prompt; those without a prompt do not count."""
+def _length_counts(
+    tokens: TokenTable, num_forced: I32 | None, chosen: I64 | None
+) -> tuple[I64, int]:
+    """int64[m]: rows by the length of their prompt, those without a prompt not counted; and the
+    tokens behind the prompts."""
     counts = np.zeros(1, dtype=np.int64)
-    for part in windows(len(tokens)):
-        lengths = np.diff(tokens.offsets[part.start : part.stop + 1])
+    opening_tokens = 0
+    for part in windows(len(tokens) if chosen is None else len(chosen)):
+        rows: slice | I64 = part
+        if chosen is None:
+            lengths = np.diff(tokens.offsets[part.start : part.stop + 1])
+        else:
+            rows = chosen[part]
+            lengths = tokens.offsets[rows + 1] - tokens.offsets[rows]
         if num_forced is not None:
-            lengths = lengths - num_forced[part]
+            opening_tokens += int(num_forced[rows].sum(dtype=np.int64))
+            lengths = lengths - num_forced[rows]
         some = np.bincount(lengths, minlength=len(counts))
         some[: len(counts)] += counts
         counts = some
     counts[0] = 0
-    return counts
+    return counts, opening_tokens
 
 
 def _quantile(counts: I64, share: float) -> int:

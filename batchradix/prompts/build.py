@@ -22,6 +22,8 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
 from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.field_list import FieldList, find_list
+from batchradix.prompts.fields import ListFields, TemplateFields
 from batchradix.prompts.form import Form, Part, form_of
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
@@ -32,7 +34,7 @@ from batchradix.prompts.template import SCHEMA_PLACE, Place, Template, parse_pla
 from batchradix.prompts.tokenise import encode_prompts
 from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
-from batchradix.types import Row, TokenTable
+from batchradix.types import I8, Row, TokenTable
 
 _INPUT_COLUMNS = ("messages", "prompt", "tools")
 _CONTINUES = "continue_final_message"  # of requests, which all have it
@@ -87,6 +89,9 @@ class PromptBuilder:
         self._tools = tools if tools and "tools" in (checkpoint.chat_template or "") else None
         self._matcher = AddedTokenMatcher(checkpoint.tokenizer.added_tokens)
         self._template = self._parse(columns or ())
+        self._list: FieldList | None = None
+        self._orders: I8 | None = None
+        self._shapes: dict[bytes, tuple[Template, Form | None]] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
         self._check_options()
@@ -185,10 +190,32 @@ class PromptBuilder:
             )
         )
 
+    def fields(self) -> TemplateFields | None:
+        """The job's template as fields, None where it has none or shows no column."""
+        options, template = self._options, self._template
+        if options.template is None or template is None or not template.places:
+            return None
+        return TemplateFields(template, self._tokenizer)
+
+    def list_fields(self) -> ListFields:
+        """The lines that list fields in the template. Raises `TemplateError` where none do."""
+        assert self._template is not None, "`reorder_columns` needs a template"
+        self._list = find_list(self._template)
+        return ListFields(self._list, self._tokenizer)
+
+    def reorder(self, orders: I8) -> None:
+        """Has each row's prompt list its fields in an order of its own.
+
+        ``orders``: int8[n, k] by row number, the lines of `list_fields`; rows behind have them as
+        the template has. Call `list_fields` before.
+        """
+        self._orders = orders
+
     def _spans(self, row: Row) -> list[Span]:
-        if self._template is None:
+        template = self._shape(row)[0]
+        if template is None:
             return self._input_spans(row)
-        pieces = self._template.pieces(row.values)
+        pieces = template.pieces(row.values)
         if self._chat is None:
             return self._raw_spans(pieces)
         return self._chat.spans(self._conversation(self._chat, Mixed(tuple(pieces))))
@@ -199,7 +226,7 @@ class PromptBuilder:
 
     def _parts(self, row: Row) -> Sequence[Part]:
         """As `_spans`, with what is known encoded already, where the row fits the job's form."""
-        form, template, values = self._form, self._template, row.values
+        (template, form), values = self._shape(row), row.values
         if form is None:
             return self._spans(row)
         if template is None:
@@ -214,10 +241,23 @@ class PromptBuilder:
             return form.fill(_trimmings("".join(texts)))
         return self._spans(row)
 
+    def _shape(self, row: Row) -> tuple[Template | None, Form | None]:
+        """The template of a row's prompt, and its form."""
+        if self._orders is None or self._list is None or row.index >= len(self._orders):
+            return self._template, self._form
+        order = self._orders[row.index]
+        shape = self._shapes.get(order.tobytes())
+        if shape is None:
+            template = self._list.ordered(order.tolist())
+            shape = self._shapes[order.tobytes()] = template, self._form_of(template)
+        return shape
+
     @cached_property
     def _form(self) -> Form | None:
         """What all prompts of the job share, None where each has to be made by itself."""
-        template = self._template
+        return self._form_of(self._template)
+
+    def _form_of(self, template: Template | None) -> Form | None:
         if template is None or self._chat is None:
             parts = [None] if template is None else template.parts
             literals = [part for part in parts if isinstance(part, str)]

@@ -46,6 +46,7 @@ def finalise(
     ids: Any = None,
     format_: str | None = None,
     starts: I64 | None = None,
+    rows: I64 | None = None,
     scratch: Scratch | None = None,
 ) -> None:
     """Writes the finished file from the committed shards and renames it into place last.
@@ -53,11 +54,13 @@ def finalise(
     ``schema`` is that of `columns.result_schema`, ``unnest`` as it was there; ``output_path``
     is the path the folder was acquired for. ``key_of_row`` as in `shards.match_rows`. ``ids``
     (a ``pa.Array`` of num_rows) takes the place of the ids the shards hold, for inputs that
-    were edited between runs. ``keep_batches`` gives the kept columns of all input rows in
-    order, in batches of any size. ``format_`` names the format where it is not that of the output's
-    extension; what failed may then go to a file of its own, ``folder.errors``. ``starts``: where
-    an input row has several results, as in `samples.fold_samples`; kept columns are then those of
-    its m input rows, and ``num_rows`` results become m rows.
+    were edited between runs. ``keep_batches`` gives the kept columns of all rows of the
+    file in order, in batches of any size. ``rows`` (int64[m], ascending) are the input's rows that
+    the file holds, all when None. ``format_`` names the format where it is not that of the
+    output's extension; what failed may then go to a file of its own, ``folder.errors``.
+    ``starts``: where an input row has several results, as in `samples.fold_samples`; kept columns
+    are then those of its m input rows, and ``num_rows`` results become m rows. There are no
+    ``rows`` then.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
     however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value
@@ -71,6 +74,8 @@ def finalise(
     scratch = scratch or Scratch(least_bytes=None)
     committed = read_committed(folder, scratch=scratch)
     source = match_rows(committed, num_rows, key_of_row, scratch=scratch)
+    if rows is not None:
+        source, num_rows = _chosen(source, rows, scratch), len(rows)
     _verify(committed, source, by_key=key_of_row is not None)
     pieces = _pieces(folder, committed, source, scratch)
     batches = zip_columns(
@@ -81,6 +86,7 @@ def finalise(
         unnest=unnest,
         ids=ids,
         starts=starts,
+        rows=rows,
     )
     try:
         _write(folder, format_ or output_format(output_path), schema, batches)
@@ -114,6 +120,13 @@ def _write(
         else:
             folder.errors.unlink(missing_ok=True)
     publish(partial, folder.output)
+
+
+def _chosen(source: I64, rows: I64, scratch: Scratch) -> I64:
+    chosen: I64 = scratch.zeros(len(rows), np.int64)
+    for part in scratch.windows(len(rows)):
+        chosen[part] = source[rows[part]]
+    return chosen
 
 
 def _verify(committed: Committed, source: I64, *, by_key: bool) -> None:
@@ -155,23 +168,26 @@ def zip_columns(
     unnest: bool,
     ids: Any = None,
     starts: I64 | None = None,
+    rows: I64 | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of shard columns in input order to batches of ``schema`` with kept columns, folded
-    where ``starts`` says which belong together.
+    where ``starts`` says which belong together. ``rows``: int64[num_rows], their numbers in the
+    input, from 0 on when None.
 
     Raises `InputError` when ``keep_batches`` has not exactly ``num_rows`` rows.
     """
     if starts is not None:
         ordered, num_rows = fold_samples(ordered, starts), len(starts) - 1
         ids = None if ids is None else ids.take(pa.array(starts[:-1]))
-    kept = None if keep_batches is None else _Kept(keep_batches, num_rows)
+    kept = None if keep_batches is None else KeptColumns(keep_batches, num_rows)
     row = 0
     for window in ordered:
         start = 0
         while start < window.num_rows:
             columns = None if kept is None else kept.take(window.num_rows - start)
             part = window.slice(start, None if columns is None else columns.num_rows)
-            part = _numbered(part, row + start, ids)
+            numbers = np.arange(row + start, row + start + part.num_rows, dtype=np.int64)
+            part = _numbered(part, numbers if rows is None else rows[numbers], ids)
             yield arrange(part, schema, unnest=unnest, kept=columns)
             start += part.num_rows
         row += window.num_rows
@@ -179,12 +195,11 @@ def zip_columns(
         kept.finish()
 
 
-def _numbered(part: pa.RecordBatch, row: int, ids: Any) -> pa.RecordBatch:
+def _numbered(part: pa.RecordBatch, numbers: I64, ids: Any) -> pa.RecordBatch:
     """The rows' numbers as they are in the input now, and their ids where given."""
-    numbers = pa.array(np.arange(row, row + part.num_rows, dtype=np.int64))
-    columns = {"row": numbers}
+    columns = {"row": pa.array(numbers)}
     if ids is not None:
-        these = ids.slice(row, part.num_rows)
+        these = ids.take(columns["row"])
         these = these.combine_chunks() if isinstance(these, pa.ChunkedArray) else these
         columns["id"] = these.cast(part.schema.field("id").type)
     for name, array in columns.items():
@@ -193,7 +208,7 @@ def _numbered(part: pa.RecordBatch, row: int, ids: Any) -> pa.RecordBatch:
     return part
 
 
-class _Kept:
+class KeptColumns:
     """Kept columns as they come from the input, handed out in bounded pieces."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], num_rows: int) -> None:

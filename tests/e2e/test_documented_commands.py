@@ -124,11 +124,11 @@ def test_the_command_of_the_page_on_runs_measures_and_keeps_what_auto_goes_by(
 ) -> None:
     monkeypatch.setenv("BATCHRADIX_CACHE", str(tmp_path / "cache"))
     shutil.copytree(tiny_model_folder("random"), tmp_path / "Qwen3-4B")
-    [command] = blocks("docs/runs.md", "sh")
+    command = blocks("docs/runs.md", "sh")[0]
     done = run(installed_command(command), tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    [shown] = blocks("docs/runs.md", "text")
+    shown = blocks("docs/runs.md", "text")[0]
     labels = [
         [line[:10] for line in lines if line[9] != "-"] for lines in (said, shown.splitlines())
     ]
@@ -223,6 +223,72 @@ def test_the_page_on_batch_files_names_every_parameter() -> None:
     names = {*SETTINGS, *WITHOUT_EFFECT, *RowErrorCode} & set(page.split("`"))
     assert {*SETTINGS, *WITHOUT_EFFECT} <= names
     assert {"unsupported_parameter", "unsupported_endpoint", "unsupported_content"} <= names
+
+
+def test_the_parts_of_the_page_on_runs_join_and_say_what_it_shows(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    model = str(tiny_model_folder("const", prefer='"1', context_length=4096))
+    said = []
+    for line in blocks("docs/runs.md", "sh")[1].splitlines():
+        command = installed_command(line)
+        done = run(command if "merge" in command else [*command, "--model", model], tmp_path)
+        assert done.returncode == 0, done.stderr
+        said.append(re.sub(r"\d[\d,.]*", "N", done.stdout))
+    assert said[0] + said[-1] == re.sub(r"\d[\d,.]*", "N", blocks("docs/runs.md", "text")[1]) + "\n"
+    rows = pq.read_table(tmp_path / "answers.parquet")["row"].to_pylist()
+    assert rows == list(range(60))
+
+
+def test_the_page_on_plans_shows_what_its_command_says(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    template = blocks("docs/planning.md", "jinja")[0]
+    line = blocks("docs/planning.md", "sh")[0]
+    before, after = blocks("docs/planning.md", "text")[:2]
+    model = str(tiny_model_folder("random", context_length=4096))
+    said = []
+    rest = template.split("\n", 1)[1].replace("Notice:", "Notice of {{ id }}:")
+    for text in (template, rest):
+        (tmp_path / "licence.jinja").write_text(text + "\n")
+        done = run([*installed_command(line), "--model", model], tmp_path)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    names = [[row[:9] for row in page.splitlines()] for page in (*said, before, after)]
+    assert names[0] == names[2]
+    assert names[1][2:] == names[3]
+    lint = before.splitlines()[-1]
+    assert re.sub(r"[\d,]+ tokens", "N", said[0].splitlines()[-1]) == re.sub(
+        r"[\d,]+ tokens", "N", lint
+    )
+
+
+def test_reordered_fields_save_what_the_page_on_plans_shows(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    films = ["Alien", "Amélie", "Babe", "Casablanca", "Fargo"]
+    about = "directed with care, filmed at length, and shown to a great many people"
+    rows = [
+        {
+            "film": films[n % 5],
+            "about": f"{films[n % 5]} was {about}.",
+            "review": f"Seen {n} times.",
+        }
+        for n in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "reviews.parquet")
+    (tmp_path / "review.jinja").write_text(blocks("docs/planning.md", "jinja")[1] + "\n")
+    model = str(tiny_model_folder("random", context_length=4096))
+    done = run(
+        [*installed_command(blocks("docs/planning.md", "sh")[1]), "--model", model], tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    message, *shown = blocks("docs/planning.md", "text")[2].splitlines()
+    said = done.stderr.splitlines()[-1]
+    assert re.sub(r"[\d,]+", "N", said) == re.sub(r"[\d,]+", "N", message)
+    assert [line[:9] for line in done.stdout.splitlines()][:5] == [line[:9] for line in shown]
 
 
 def test_the_page_on_traces_names_every_column() -> None:

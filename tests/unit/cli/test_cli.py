@@ -27,11 +27,11 @@ Run = Callable[..., tuple[int, str, str]]
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
-    "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--tools", "--reorder-columns", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
-        "--schema-column", "--retries",
+        "--schema-column", "--retries", "--shard",
         "--output", "-o", "--format", "--keep", "--limit", "--max-tokens", "--temperature",
         "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",
@@ -47,7 +47,8 @@ OPTIONS = {
         "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--trace",
         "--dry-run",
     },
-    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column"},
+    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column", "--shards"},
+    "merge": {"--allow-failures", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
     "bench-attention": {

@@ -78,6 +78,9 @@ def test_a_summary_counts_rows_tokens_and_lengths():
         "length_p90": 3,
         "length_p99": 3,
         "length_max": 3,
+        "shards": [],
+        "memory": None,
+        "lint": [],
     }
 
 

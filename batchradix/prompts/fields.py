@@ -1,0 +1,66 @@
+"""Prompts seen as fields: pieces of text, of which rows may have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchradix.checkpoint.tokenizer import Tokenizer
+from batchradix.prompts.field_list import FieldList
+from batchradix.prompts.row_problem import RowProblem
+from batchradix.prompts.surrogates import clean_text
+from batchradix.prompts.template import Place, Template
+from batchradix.types import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """``name``: the place's, None for the template's own text. ``line``: from 1."""
+
+    name: str | None
+    line: int
+
+
+class Fields:
+    """What reads the fields of rows: each of ``pieces``, rendered, is one."""
+
+    def __init__(self, pieces: Sequence[Template], tokenizer: Tokenizer) -> None:
+        self._pieces = tuple(pieces)
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def texts(self, row: Row) -> list[str] | None:
+        """The text of each field in a row's prompt; None for a row that has none."""
+        if row.error is not None:
+            return None
+        try:
+            return ["".join(piece.texts(row.values)) for piece in self._pieces]
+        except RowProblem:
+            return None
+
+    def num_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has by itself."""
+        plain = [clean_text(text) for text in texts]
+        return [len(ids) for ids in self._tokenizer.encode_plain(plain, [False] * len(plain))]
+
+
+class TemplateFields(Fields):
+    """The parts of a template: its own texts and its places, in order, and their lines."""
+
+    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+        alone = [Template((part,), (), template.null_text) for part in template.parts]
+        super().__init__(alone, tokenizer)
+        line, fields = 1, []
+        for part in template.parts:
+            fields.append(Field(part.name if isinstance(part, Place) else None, line))
+            line += part.count("\n") if isinstance(part, str) else 0
+        self.fields = tuple(fields)
+
+
+class ListFields(Fields):
+    """The lines of a list of fields."""
+
+    def __init__(self, listed: FieldList, tokenizer: Tokenizer) -> None:
+        super().__init__([listed.line(number) for number in range(len(listed))], tokenizer)
