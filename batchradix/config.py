@@ -2,7 +2,7 @@
 
 The command line, the Python API and job files all build these; nothing below reads a global.
 Checks of single values are in ``__post_init__`` and raise `OptionError`; what depends on the
-machine or the model is settled by `resolve_engine`, which is pure.
+machine or the model is settled in `batchradix.settings`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ KVDType = Literal["auto", "fp8"]
 Speculate = Literal["auto", "off"] | int
 
 
-def _require(condition: bool, sentence: str) -> None:
+def require(condition: bool, sentence: str) -> None:
+    """Raises `OptionError` with the sentence unless the condition holds."""
     if not condition:
         raise OptionError(sentence)
 
 
 def _require_seconds(name: str, value: object) -> None:
-    _require(
+    require(
         isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1e6,
         f"`{name}` must be a number of seconds above 0 (at most 1e6), not {value!r}",
     )
@@ -75,55 +76,55 @@ class SamplingOptions:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 with suppress(OverflowError):
                     number = float(value)
-            _require(math.isfinite(number), f"`{name}` must be a finite number, not {value!r}")
+            require(math.isfinite(number), f"`{name}` must be a finite number, not {value!r}")
             return number
 
         def integer(name: str) -> int | None:
             value = getattr(self, name)
-            _require(
+            require(
                 value is None or (isinstance(value, int) and not isinstance(value, bool)),
                 f"`{name}` must be an integer, not {value!r}",
             )
             return value  # type: ignore[no-any-return]
 
         max_tokens = integer("max_tokens")
-        _require(
+        require(
             max_tokens is None or 1 <= max_tokens < 2**31,
             f"`max_tokens` must be at least 1 and fit 32 bits, not {max_tokens}",
         )
-        _require(
+        require(
             finite("temperature") >= 0, f"`temperature` must be 0 or more, not {self.temperature}"
         )
-        _require(0 < finite("top_p") <= 1, f"`top_p` must be in (0, 1], not {self.top_p}")
+        require(0 < finite("top_p") <= 1, f"`top_p` must be in (0, 1], not {self.top_p}")
         top_k = integer("top_k")
-        _require(
+        require(
             top_k is not None and top_k >= -1, f"`top_k` must be 0 (off) or more, not {self.top_k}"
         )
-        _require(0 <= finite("min_p") <= 1, f"`min_p` must be in [0, 1], not {self.min_p}")
-        _require(
+        require(0 <= finite("min_p") <= 1, f"`min_p` must be in [0, 1], not {self.min_p}")
+        require(
             finite("repetition_penalty") > 0,
             f"`repetition_penalty` must be above 0, not {self.repetition_penalty}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _require(
+            require(
                 -2 <= finite(name) <= 2, f"`{name}` must be in [-2, 2], not {getattr(self, name)}"
             )
         seed = integer("seed")
-        _require(
+        require(
             seed is None or -(2**63) <= seed < 2**63, f"`seed` must fit 64 bits, not {self.seed}"
         )
-        _require(
+        require(
             isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
             f"`stop` must be non-empty strings, not {self.stop!r}",
         )
-        _require(
+        require(
             isinstance(self.probabilities, bool),
             f"`probabilities` must be True or False, not {self.probabilities!r}",
         )
-        _require(
+        require(
             self.choose in ("walk", "joint"), f"`choose` must be walk or joint, not {self.choose!r}"
         )
-        _require(
+        require(
             self.choose == "walk" or self.temperature == 0,
             f"`choose` joint takes the likeliest choice and draws nothing, so `temperature` must "
             f"be 0, not {self.temperature}",
@@ -153,27 +154,27 @@ class PromptOptions:
     def __post_init__(self) -> None:
         for name in ("template", "instruction", "column", "system", "null_text"):
             value = getattr(self, name)
-            _require(
+            require(
                 value is None or isinstance(value, str), f"`{name}` must be text, not {value!r}"
             )
-        _require(
+        require(
             self.template is None or self.instruction is None,
             "`template` and `instruction` exclude each other; give one of them",
         )
-        _require(
+        require(
             (self.instruction is None) == (self.column is None),
             "`instruction` and `column` belong together: `instruction` says what to do, "
             "`column` names the text to do it to",
         )
-        _require(
+        require(
             isinstance(self.reorder_columns, bool),
             f"`reorder_columns` must be True or False, not {self.reorder_columns!r}",
         )
-        _require(
+        require(
             not self.reorder_columns or self.template is not None,
             "`reorder_columns` orders the fields that a template lists; give a `template`",
         )
-        _require(
+        require(
             not self.chat or self.template is not None,
             "`chat` turns a template into a chat message; give a `template` with it",
         )
@@ -231,30 +232,30 @@ class EngineOptions:
     kv_host_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"`dtype` must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
         )
-        _require(
+        require(
             self.quantize in ("off", "int8"),
             f"`quantize` must be off or int8, not {self.quantize!r}",
         )
-        _require(
+        require(
             self.kv_dtype in ("auto", "fp8"),
             f"`kv_dtype` must be auto or fp8, not {self.kv_dtype!r}",
         )
-        _require(
+        require(
             isinstance(self.device, str),
             f"`device` must be auto, cpu, cuda or cuda:N, not {self.device!r}",
         )
         for name in ("prefix_cache", "forced_text", "repetition_guard", "deterministic"):
             value = getattr(self, name)
-            _require(isinstance(value, bool), f"`{name}` must be True or False, not {value!r}")
-        _require(
+            require(isinstance(value, bool), f"`{name}` must be True or False, not {value!r}")
+        require(
             self.attention in ("auto", "torch", "cpu", "triton", "flashinfer"),
             f"`attention` must be auto, torch, cpu, triton or flashinfer, not {self.attention!r}",
         )
-        _require(
+        require(
             self.speculate in ("auto", "off")
             or (
                 isinstance(self.speculate, int)
@@ -266,10 +267,10 @@ class EngineOptions:
         )
         for name in ("overlap", "cuda_graphs"):
             switch = getattr(self, name)
-            _require(
+            require(
                 switch in ("auto", "on", "off"), f"`{name}` must be auto, on or off, not {switch!r}"
             )
-        _require(
+        require(
             self.overlap != "on" or self.speculate == "off",
             "`overlap` and `speculate` exclude each other: guesses follow tokens that are known; "
             "give one of them",
@@ -278,7 +279,7 @@ class EngineOptions:
         counts = ("batch_size", "prefill_tokens", "kv_tokens", "kv_memory_bytes", "num_threads")
         for name in (*counts, "grammar_memory_bytes", "plan_memory_bytes", *tiers):
             value = getattr(self, name)
-            _require(
+            require(
                 value is None
                 or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
                 f"`{name}` must be an integer of at least 1, not {value!r}",
@@ -286,37 +287,37 @@ class EngineOptions:
         _require_seconds("grammar_timeout_s", self.grammar_timeout_s)
         if self.row_timeout_s is not None:
             _require_seconds("row_timeout_s", self.row_timeout_s)
-        _require(
+        require(
             self.kv_tokens is None or self.kv_memory_bytes is None,
             "`kv_tokens` and `kv_memory_bytes` exclude each other; give one of them",
         )
-        _require(
+        require(
             not (self.deterministic and self.kv_dtype == "fp8"),
             "`deterministic` needs the attention kernels in C, which know no `kv_dtype` fp8; give "
             "one of the two",
         )
-        _require(
+        require(
             self.attention != "cpu" or self.kv_dtype != "fp8",
             "`attention` cpu, the kernels in C, knows no `kv_dtype` fp8; leave `attention` out, or "
             "give torch",
         )
-        _require(
+        require(
             self.kv_store is None or isinstance(self.kv_store, (Path, str)),
             f"`kv_store` must be a folder, not {self.kv_store!r}",
         )
-        _require(
+        require(
             self.kv_store is None or Path(self.kv_store) != Path(),
             "`kv_store` must be a folder of its own, not the current one; name one",
         )
-        _require(
+        require(
             self.kv_store_bytes is None or self.kv_store is not None,
             "`kv_store_bytes` is the most that a store may take; name its folder with `kv_store`",
         )
-        _require(
+        require(
             self.kv_store is None or self.prefix_cache,
             "`kv_store` needs the prefix cache, which is turned off; give one of them",
         )
-        _require(
+        require(
             self.kv_disk_bytes is None or self.kv_host_memory_bytes is None,
             "`kv_disk_bytes` and `kv_host_memory_bytes` exclude each other; give one of them",
         )
@@ -350,38 +351,38 @@ class OutputOptions:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.format in (None, "openai"), f"`format` must be openai, not {self.format!r}")
+        require(self.format in (None, "openai"), f"`format` must be openai, not {self.format!r}")
         if self.format is not None:
             self._check_openai()
         for status in self.retry:
-            _require(
+            require(
                 status in ("error", "truncated"),
                 f"`retry` must be error, truncated or both, not {status!r}",
             )
-        _require(isinstance(self.trace, bool), f"`trace` must be True or False, not {self.trace!r}")
-        _require(
+        require(isinstance(self.trace, bool), f"`trace` must be True or False, not {self.trace!r}")
+        require(
             not self.trace or self.path is not None,
             "`trace` lies beside the output; give an output file",
         )
-        _require(not (self.retry and self.restart), "`retry` and `restart` exclude each other")
-        _require(not (self.reuse and self.restart), "`reuse` and `restart` exclude each other")
+        require(not (self.retry and self.restart), "`retry` and `restart` exclude each other")
+        require(not (self.reuse and self.restart), "`reuse` and `restart` exclude each other")
         limit = self.abort_after_failures
-        _require(
+        require(
             limit is None or (type(limit) is int and limit >= 1),
             f"`abort_after_failures` must be an integer of at least 1, not {limit!r}",
         )
-        _require(
+        require(
             0 <= self.allow_failures <= 1,
             f"`allow_failures` must be a share between 0% and 100%, not {self.allow_failures}",
         )
 
     def _check_openai(self) -> None:
-        _require(
+        require(
             self.path is not None and self.path.suffix.lower() == ".jsonl",
             "`format` openai is JSON lines; give an output that ends in .jsonl",
         )
         for name in ("keep", "unnest", "keep_truncated"):
-            _require(
+            require(
                 not getattr(self, name),
                 f"`format` openai has no place for what `{name}` adds; leave out one of them",
             )
@@ -403,7 +404,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         numbers = (self.number, self.count)
-        _require(
+        require(
             all(isinstance(one, int) and not isinstance(one, bool) for one in numbers)
             and 1 <= self.number <= self.count <= MAX_SHARDS,
             f"`shard` must be a part and how many there are, from 1/1 to "
@@ -414,7 +415,7 @@ class Shard:
     def parse(cls, text: str) -> Shard:
         """From ``2/4``; raises `OptionError`."""
         number, _, count = text.partition("/")
-        _require(
+        require(
             number.strip().isdecimal() and count.strip().isdecimal(),
             f"`shard` must be a part and how many there are, such as 2/4, not {text!r}",
         )
@@ -428,7 +429,7 @@ class Shard:
 
         Raises `OptionError` where the whole has a ``format_`` that is not its extension's.
         """
-        _require(
+        require(
             format_ is None,
             f"`shard` and `format` {format_} exclude each other: parts are joined as tables",
         )
@@ -474,217 +475,26 @@ class RunConfig:
             ("output", OutputOptions),
         ):
             value = getattr(self, name)
-            _require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
-        _require(
+            require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
+        require(
             self.limit is None
             or (isinstance(self.limit, int) and not isinstance(self.limit, bool)),
             f"`limit` must be an integer, not {self.limit!r}",
         )
-        _require(
+        require(
             isinstance(self.retries, int)
             and not isinstance(self.retries, bool)
             and 0 <= self.retries <= 100,
             f"`retries` must be an integer from 0 to 100, not {self.retries!r}",
         )
-        _require(
+        require(
             self.limit is None or self.limit >= 0, f"`limit` must be 0 or more, not {self.limit}"
         )
-        _require(
+        require(
             self.shard is None or isinstance(self.shard, Shard),
             f"`shard` must be a Shard, not {self.shard!r}",
         )
-        _require(
+        require(
             self.shard is None or self.output.path is not None,
             "`shard` runs a part of a job for others to join with; give an output file",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the process may use; measured once by `report.machine`, passed in explicitly."""
-
-    num_threads: int
-    free_memory_bytes: int  # of the cgroup where that is less
-    has_bf16: bool  # the CPU multiplies bfloat16 in hardware
-    device: str = "cpu"
-    free_device_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """`EngineOptions` with nothing left open, but that ``attention`` and ``cuda_graphs`` may be
-    auto: the engine knows which backends serve the model. ``profile_kv``: ``kv_tokens`` is the most
-    that the pool may hold; a trial step says how much memory is left for it. ``num_kv_copies``: how
-    often the pool holds what the model keeps of a token."""
-
-    dtype: Literal["float32", "bfloat16", "float16"]
-    device: str
-    attention: str
-    batch_size: int
-    prefill_tokens: int
-    kv_tokens: int
-    prefix_cache: bool
-    num_threads: int
-    forced_text: bool = True
-    repetition_guard: bool = True
-    speculate: Speculate = "off"
-    row_timeout_s: float | None = None
-    kv_store: Path | None = None
-    kv_store_bytes: int = DEFAULT_KV_STORE_BYTES
-    kv_disk_bytes: int = 0
-    kv_host_memory_bytes: int = 0
-    quantize: Quantize = "off"
-    deterministic: bool = False
-    overlap: bool = False
-    cuda_graphs: Switch = "off"
-    profile_kv: bool = False
-    kv_dtype: KVDType = "auto"
-    num_kv_copies: int = 1
-
-    @property
-    def element_bytes(self) -> int:
-        """Of a weight that is not quantised."""
-        return element_bytes(self.dtype)
-
-    @property
-    def kv_element_bytes(self) -> int:
-        """Of a key or a value."""
-        return kv_element_bytes(self.kv_dtype, self.dtype)
-
-    def pool_bytes(self, num_kv_elements_per_token: int) -> int:
-        """Of the whole pool, for a model that keeps so much of a token."""
-        token_bytes = self.num_kv_copies * num_kv_elements_per_token * self.kv_element_bytes
-        return self.kv_tokens * token_bytes
-
-    @property
-    def precision(self) -> str:
-        """What the model computes in, for people."""
-        parts = [f"{self.quantize} layers"] if self.quantize != "off" else []
-        if self.kv_dtype == "fp8":
-            parts.append("fp8 keys and values")
-        return f"{self.dtype} with {' and '.join(parts)}" if parts else self.dtype
-
-
-def element_bytes(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2
-
-
-def kv_element_bytes(kv_dtype: KVDType, dtype: str) -> int:
-    return 1 if kv_dtype == "fp8" else element_bytes(dtype)
-
-
-def resolve_dtype(
-    wanted: DType, *, device: str, has_bf16: bool
-) -> Literal["float32", "bfloat16", "float16"]:
-    """The dtype that a model is computed in; ``has_bf16``: whether the CPU does so in hardware."""
-    if wanted == "auto":
-        return "bfloat16" if has_bf16 or device != "cpu" else "float32"
-    return wanted
-
-
-def check_host_memory(options: EngineOptions, device: str) -> None:
-    """Raises `OptionError` where host memory is asked for beside host memory."""
-    _require(
-        options.kv_host_memory_bytes is None or device != "cpu",
-        "`kv_host_memory_bytes` is for a GPU, whose own memory is short; on the CPU keys and "
-        "values are in host memory as it is, so give `kv_memory_bytes` more, or `kv_disk_bytes`",
-    )
-
-
-def resolve_engine(
-    options: EngineOptions,
-    machine: Machine,
-    *,
-    num_kv_elements_per_token: int,
-    weight_bytes_float32: int,
-    demand_tokens: int | None = None,
-    num_kv_copies: int = 1,
-) -> EngineSettings:
-    """Settles every open choice from the machine and the model; pure.
-
-    ``num_kv_elements_per_token`` is the model's keys and values of one token over all layers,
-    in elements; ``weight_bytes_float32`` what its parameters take in float32;
-    ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool);
-    ``num_kv_copies`` is that of the settings.
-    KV memory is 40 % of what host memory the weights leave, 90 % on a device.
-    Raises `OptionError` when less than one page of KV would be left, when the room beside the
-    pool is too small to be of use, and for quantised layers on another device than the CPU.
-    """
-    device = machine.device if options.device == "auto" else options.device
-    check_host_memory(options, device)
-    _require(
-        options.quantize == "off" or device == "cpu",
-        f"`quantize` {options.quantize} runs on the CPU alone, not on {device}; leave it out or "
-        f"set `device` to cpu",
-    )
-    _require(
-        options.cuda_graphs != "on" or device != "cpu",
-        "`cuda_graphs` need a GPU; leave them out, or set `device` to cuda",
-    )
-    dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
-    token_bytes = num_kv_copies * num_kv_elements_per_token
-    token_bytes *= kv_element_bytes(options.kv_dtype, dtype)
-    for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
-        room = getattr(options, name)
-        least = MIN_SPILL_TOKENS * token_bytes
-        _require(
-            room is None or room >= least,
-            f"`{name}` of {room} bytes holds not the {MIN_SPILL_TOKENS} tokens that are worth a "
-            f"call; give {least} bytes or more, or leave it out",
-        )
-    if options.kv_tokens is not None:
-        kv_tokens = options.kv_tokens
-    elif options.kv_memory_bytes is not None:
-        kv_tokens = options.kv_memory_bytes // token_bytes
-        _require(
-            kv_tokens >= 1,
-            f"`kv_memory_bytes` of {options.kv_memory_bytes} bytes holds not one token of "
-            f"{token_bytes} bytes; give more",
-        )
-    else:
-        weights = weight_bytes_float32 * element_bytes(dtype) // 4
-        if device == "cpu" or machine.free_device_memory_bytes is None:
-            room = int((machine.free_memory_bytes - weights) * 0.4)
-        else:
-            room = int((machine.free_device_memory_bytes - weights) * 0.9)
-        kv_tokens = room // token_bytes
-        _require(
-            kv_tokens >= 1,
-            f"the model's weights need {weights / 2**30:.1f} GiB in {dtype} and leave no memory "
-            f"for keys and values; use a smaller model or a machine with more memory",
-        )
-        if demand_tokens is not None:
-            kv_tokens = max(1, min(kv_tokens, demand_tokens))
-    return EngineSettings(
-        dtype=dtype,
-        device=device,
-        attention=options.attention,
-        batch_size=options.batch_size or DEFAULT_BATCH_SIZE,
-        prefill_tokens=options.prefill_tokens or DEFAULT_PREFILL_TOKENS,
-        kv_tokens=kv_tokens,
-        prefix_cache=options.prefix_cache,
-        forced_text=options.forced_text,
-        repetition_guard=options.repetition_guard,
-        speculate=options.speculate,
-        row_timeout_s=options.row_timeout_s,
-        quantize=options.quantize,
-        kv_dtype=options.kv_dtype,
-        deterministic=options.deterministic,
-        num_threads=options.num_threads or machine.num_threads,
-        kv_store=None if options.kv_store is None else Path(options.kv_store),
-        kv_disk_bytes=options.kv_disk_bytes or 0,
-        kv_host_memory_bytes=options.kv_host_memory_bytes or 0,
-        kv_store_bytes=options.kv_store_bytes or DEFAULT_KV_STORE_BYTES,
-        num_kv_copies=num_kv_copies,
-        overlap=_overlaps(options, device),
-        cuda_graphs="off" if device == "cpu" else options.cuda_graphs,
-        profile_kv=device != "cpu"
-        and options.kv_tokens is None
-        and options.kv_memory_bytes is None,
-    )
-
-
-def _overlaps(options: EngineOptions, device: str) -> bool:
-    if options.overlap == "auto":
-        return device != "cpu" and options.speculate == "off"
-    return options.overlap == "on"

@@ -16,7 +16,7 @@ from gpu_models import FAMILIES, Model, tiny_model
 from gpu_rows import Rows, documentation_rows, odd_rows
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
-from batchradix.config import EngineOptions, Machine, resolve_engine
+from batchradix.config import EngineOptions
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.registry import BACKENDS, refusal
 from batchradix.engine.core import RadixEngine
@@ -26,6 +26,7 @@ from batchradix.engine.step import Step
 from batchradix.errors import OptionError
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.report.machine import free_memory_bytes
+from batchradix.settings import Machine, resolve_engine
 from batchradix.types import Completion, StepStats, Usage
 
 Options = Mapping[str, Any]

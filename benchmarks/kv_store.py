@@ -32,10 +32,10 @@ from batchradix import pipeline  # noqa: E402
 from batchradix.checkpoint.checkpoint import open_checkpoint  # noqa: E402
 from batchradix.config import (  # noqa: E402
     EngineOptions,
-    EngineSettings,
     RunConfig,
     SamplingOptions,
 )
+from batchradix.settings import EngineSettings  # noqa: E402
 
 RESULT = Path(__file__).with_name("results") / "kv-store.json"
 WAYS = ("without", "warm", "filling")

@@ -31,7 +31,6 @@ from workloads import passages  # noqa: E402
 from batchradix import pipeline  # noqa: E402
 from batchradix.config import (  # noqa: E402
     EngineOptions,
-    EngineSettings,
     PromptOptions,
     RunConfig,
     SamplingOptions,
@@ -39,6 +38,7 @@ from batchradix.config import (  # noqa: E402
 from batchradix.engine.core import RadixEngine  # noqa: E402
 from batchradix.engine.model_runner import ModelRunner  # noqa: E402
 from batchradix.prompts.detokenise import IncrementalDetokenizer  # noqa: E402
+from batchradix.settings import EngineSettings  # noqa: E402
 
 RESULT = Path(__file__).with_name("results") / "ngram-speculation.json"
 RECIPE = ROOT / "recipes" / "debian_copyrights"

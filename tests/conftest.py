@@ -125,9 +125,9 @@ def first_logits() -> Callable[..., Any]:
     import numpy as np
 
     from batchradix.checkpoint.checkpoint import open_checkpoint
-    from batchradix.config import EngineSettings
     from batchradix.engine.model_runner import ModelRunner
     from batchradix.engine.step import Step, empty_i64, i64_table
+    from batchradix.settings import EngineSettings
 
     def get(folder: Path, ids: Sequence[int], quantize: Any = "off") -> Any:
         settings = EngineSettings(

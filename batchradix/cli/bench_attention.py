@@ -39,7 +39,7 @@ def bench_attention(
 
     from batchradix.checkpoint.cache_folder import cache_folder
     from batchradix.checkpoint.checkpoint import open_checkpoint
-    from batchradix.config import EngineOptions, resolve_dtype
+    from batchradix.config import EngineOptions
     from batchradix.engine.attention.base import AttentionShape
     from batchradix.engine.attention.bench import measure, typical_steps
     from batchradix.engine.attention.measured import fastest
@@ -48,6 +48,7 @@ def bench_attention(
     from batchradix.errors import OptionError
     from batchradix.report.machine import has_bf16, num_threads
     from batchradix.report.progress import choose_progress
+    from batchradix.settings import resolve_dtype
 
     # Refuses what a run refuses.
     wanted = EngineOptions(

@@ -9,11 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from batchradix.cli.job_file import read_job_file
-from batchradix.config import (
-    DEFAULT_MODEL,
-    PromptOptions,
-    RunConfig,
-)
+from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError
 
 Input = Annotated[

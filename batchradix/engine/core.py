@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.accelerator import Accelerator, open_accelerator
 from batchradix.engine.answer import Answer
 from batchradix.engine.attention.registry import missing_kernels
@@ -36,6 +35,7 @@ from batchradix.engine.speculation import Speculator
 from batchradix.engine.step import Step
 from batchradix.engine.stopwatch import Stopwatch
 from batchradix.errors import RowError, RowErrorCode, SchemaError
+from batchradix.settings import EngineSettings
 from batchradix.types import (
     Completion,
     Detokenizer,

@@ -15,7 +15,6 @@ import torch
 from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.config import EngineSettings
 from batchradix.engine.accelerator import Accelerator, open_accelerator
 from batchradix.engine.attention.base import AttentionShape, FixedPlans, KVBackend, torch_dtype
 from batchradix.engine.attention.mla_base import MlaShape
@@ -32,6 +31,7 @@ from batchradix.engine.models.registry import CausalLM, load_model
 from batchradix.engine.models.source import TensorSource
 from batchradix.engine.step import KVBlock, KVLoad, KVSave, KVTransfer, Step
 from batchradix.errors import OptionError
+from batchradix.settings import EngineSettings
 from batchradix.types import I64
 
 _LOWER = "lower `prefill_tokens`, `batch_size` or `kv_tokens`"

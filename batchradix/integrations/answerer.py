@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from batchradix import pipeline
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from batchradix.config import EngineOptions, RunConfig, resolve_dtype
+from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import OptionError
 from batchradix.integrations.options import PortableJob, job_config
 from batchradix.pipeline.parts import job_identity
@@ -27,6 +27,7 @@ from batchradix.report.progress import Progress, Silent
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts
 from batchradix.schema.tools import ToolSet
+from batchradix.settings import resolve_dtype
 from batchradix.sink.columns import result_schema
 from batchradix.types import Usage
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batchradix.config import DEFAULT_BATCH_SIZE, element_bytes, resolve_dtype
+from batchradix.config import DEFAULT_BATCH_SIZE
 from batchradix.pipeline.field_table import FieldTable, read_fields
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.planned import Planned, demand
@@ -16,6 +16,7 @@ from batchradix.plan.lint import Fields, Finding, lint
 from batchradix.plan.memory import memory_curve
 from batchradix.prompts.fields import TemplateFields
 from batchradix.report.machine import has_bf16
+from batchradix.settings import element_bytes, resolve_dtype
 
 _MOST_ROWS = 1 << 18  # looked at field by field
 _SHOWN_KINDS = 64

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from batchradix.config import EngineSettings, RunConfig
+from batchradix.config import RunConfig
 from batchradix.errors import OutputMismatchError
 from batchradix.pipeline.former import may_take_over, remedy
 from batchradix.pipeline.job import EngineFactory, check_parts
@@ -20,6 +20,7 @@ from batchradix.pipeline.table import finished_schema
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import of_token_bytes, planned_tokens
 from batchradix.scratch import Scratch
+from batchradix.settings import EngineSettings
 from batchradix.sink.folder import check_output, other_job
 from batchradix.sink.formats import check_format
 

@@ -20,11 +20,7 @@ import pyarrow as pa
 
 from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import (
-    EngineOptions,
-    EngineSettings,
-    RunConfig,
-)
+from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.advice import find_lint, memory_summary
 from batchradix.pipeline.answers import Answers, StopRequested, drive
@@ -59,6 +55,7 @@ from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
 from batchradix.scratch import Scratch
+from batchradix.settings import EngineSettings
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.sink.merge import shard_metadata
 from batchradix.types import (

@@ -11,7 +11,7 @@ from typing import Any
 
 from batchradix._version import VERSION
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from batchradix.config import RunConfig, resolve_dtype
+from batchradix.config import RunConfig
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
@@ -26,6 +26,7 @@ from batchradix.schema.request_formats import RequestFormats
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
 from batchradix.schema.tool_styles import STYLES
 from batchradix.schema.tools import ToolSet
+from batchradix.settings import resolve_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchradix.config import (
-    DEFAULT_BATCH_SIZE,
-    EngineSettings,
-    RunConfig,
-    check_host_memory,
-    resolve_engine,
-)
+from batchradix.config import DEFAULT_BATCH_SIZE, RunConfig
 from batchradix.errors import OptionError, RowErrorCode
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.intake import FormerSettings, Intake, read_rows
@@ -31,6 +25,7 @@ from batchradix.plan.tree import build_tree, flat_tree
 from batchradix.report.machine import free_memory_bytes, machine
 from batchradix.report.progress import Progress
 from batchradix.scratch import Scratch, windows
+from batchradix.settings import EngineSettings, check_host_memory, resolve_engine
 from batchradix.types import (
     I32,
     I64,

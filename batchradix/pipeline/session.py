@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineOptions, RunConfig, resolve_engine
+from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import EngineError
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.job import RadixEngines
@@ -21,6 +21,7 @@ from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.table import Table
 from batchradix.report.machine import machine
 from batchradix.report.progress import Silent
+from batchradix.settings import resolve_engine
 from batchradix.types import Engine, Result, Usage
 
 _LOGGER = logging.getLogger("batchradix")

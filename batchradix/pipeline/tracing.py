@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from batchradix.config import EngineSettings
 from batchradix.plan.outline import TreeOutline, outline_tree
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.report.trace import TracedPlan, TraceWriter
 from batchradix.scratch import Scratch
+from batchradix.settings import EngineSettings
 from batchradix.types import Engine, EngineJob, Observable
 
 _LABEL_TOKENS = 24

@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from batchradix.config import Machine
+from batchradix.settings import Machine
 
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.accelerator import Accelerator
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
@@ -21,6 +20,7 @@ from batchradix.engine.step import Step
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree, flat_tree
 from batchradix.prompts.detokenise import IncrementalDetokenizer
+from batchradix.settings import EngineSettings
 from batchradix.types import (
     Completion,
     EngineJob,

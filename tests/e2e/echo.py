@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.schema.answer_format import AnswerFormat
+from batchradix.settings import EngineSettings
 from batchradix.types import Completion, EngineJob, FinishReason, GrammarSpec, Usage
 
 TEXT = "yes"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from batchradix import pipeline
 from batchradix.api import LLM
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from batchradix.config import EngineOptions, EngineSettings, RunConfig, SamplingOptions
+from batchradix.config import EngineOptions, RunConfig, SamplingOptions
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
+from batchradix.settings import EngineSettings
 from batchradix.types import Completion, Engine, TokenTable
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from batchradix.checkpoint.checkpoint import LISTED_MODELS, Checkpoint, open_checkpoint
-from batchradix.config import EngineOptions, Machine, resolve_engine
+from batchradix.config import EngineOptions
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.core import RadixEngine
 from batchradix.errors import OptionError
+from batchradix.settings import Machine, resolve_engine
 
 ORACLE = Path(__file__).parents[1] / "oracle" / "smollm2.json.gz"
 ROOM = 1 << 30

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 
 from batchradix import pipeline
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from batchradix.config import EngineOptions, EngineSettings, RunConfig, SamplingOptions
+from batchradix.config import EngineOptions, RunConfig, SamplingOptions
 from batchradix.engine.cache import store as store_module
 from batchradix.engine.cache.store import BLOCK_TOKENS
 from batchradix.engine.core import RadixEngine
 from batchradix.plan.order import make_plan
 from batchradix.plan.tree import build_tree
+from batchradix.settings import EngineSettings
 from batchradix.types import TokenTable
 from batchradix_kernels.tree_attention.cpu import is_supported
 

@@ -9,14 +9,13 @@ import pytest
 
 from batchradix.config import (
     EngineOptions,
-    Machine,
     OutputOptions,
     PromptOptions,
     RunConfig,
     SamplingOptions,
-    resolve_engine,
 )
 from batchradix.errors import OptionError
+from batchradix.settings import Machine, resolve_engine
 
 MACHINE = Machine(num_threads=2, free_memory_bytes=10**9, has_bf16=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.config import EngineOptions, Machine, resolve_dtype
+from batchradix.config import EngineOptions
 from batchradix.engine.attention.base import AttentionBackend, AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.flashinfer_backend import FlashInferAttention
@@ -21,6 +21,7 @@ from batchradix.engine.attention.mla_triton import TritonMla
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention, without_triton
 from batchradix.errors import OptionError
+from batchradix.settings import Machine, resolve_dtype
 from batchradix_kernels.native import library
 from batchradix_kernels.triton_runtime import interprets
 

@@ -11,9 +11,10 @@ import time
 from typing import Any
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import MIN_SPILL_TOKENS, EngineSettings
+from batchradix.config import MIN_SPILL_TOKENS
 from batchradix.engine.cache.pool import Extent, ExtentPool
 from batchradix.errors import RunError
+from batchradix.settings import EngineSettings
 
 MIN_TOKENS = MIN_SPILL_TOKENS
 _RESERVE_BYTES = 1 << 26

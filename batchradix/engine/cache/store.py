@@ -25,8 +25,8 @@ from typing import Any
 from batchradix._version import VERSION
 from batchradix.checkpoint.cache_folder import is_own_file, replacing
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.step import KVBlock
+from batchradix.settings import EngineSettings
 from batchradix.types import U32
 
 BLOCK_TOKENS = 32

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.step import Step, empty_i64
+from batchradix.settings import EngineSettings
 
 VOCAB = 97
 NUM_SLOTS = 200

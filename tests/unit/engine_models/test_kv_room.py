@@ -10,9 +10,9 @@ import pytest
 from late_accelerator import LateAccelerator
 
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.errors import OutOfMemoryError
+from batchradix.settings import EngineSettings
 
 SETTINGS = EngineSettings(
     dtype="float32",

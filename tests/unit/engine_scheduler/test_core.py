@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.core import RadixEngine
 from batchradix.errors import RowErrorCode
 from batchradix.prompts.detokenise import IncrementalDetokenizer
+from batchradix.settings import EngineSettings
 from batchradix.types import Completion, FinishReason, GrammarSpec, RowSettings, StepStats
 
 

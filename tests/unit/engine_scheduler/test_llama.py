@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.step import Step
 from batchradix.prompts.detokenise import IncrementalDetokenizer
+from batchradix.settings import EngineSettings
 
 MAX_TOKENS = 20
 NUM_ROWS = 30

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineSettings
 from batchradix.engine import candidates
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.rng import uniforms
 from batchradix.errors import RowErrorCode
 from batchradix.prompts.detokenise import IncrementalDetokenizer
+from batchradix.settings import EngineSettings
 from batchradix.types import (
     I64,
     Completion,

@@ -13,12 +13,7 @@ from instant_engine import InstantEngine
 
 import batchradix
 from batchradix import pipeline
-from batchradix.config import (
-    EngineOptions,
-    OutputOptions,
-    RunConfig,
-    SamplingOptions,
-)
+from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
 from batchradix.errors import OptionError, SchemaError
 from batchradix.schema.answer_format import answer_format
 from batchradix.sink.formats import read_table

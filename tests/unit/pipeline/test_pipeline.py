@@ -15,12 +15,7 @@ from instant_engine import InstantEngine
 
 from batchradix import pipeline
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import (
-    EngineOptions,
-    OutputOptions,
-    RunConfig,
-    SamplingOptions,
-)
+from batchradix.config import EngineOptions, OutputOptions, RunConfig, SamplingOptions
 from batchradix.errors import InputError, OutputMismatchError, SchemaError, TemplateError
 from batchradix.schema.output_schema import OutputSchema
 

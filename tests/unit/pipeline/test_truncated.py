@@ -13,10 +13,11 @@ import pytest
 from batchradix import pipeline
 from batchradix.api import LLM
 from batchradix.checkpoint.checkpoint import Checkpoint
-from batchradix.config import EngineOptions, EngineSettings, OutputOptions, RunConfig
+from batchradix.config import EngineOptions, OutputOptions, RunConfig
 from batchradix.config import SamplingOptions as Sampling
 from batchradix.errors import OptionError, OutputMismatchError
 from batchradix.schema.output_schema import OutputSchema
+from batchradix.settings import EngineSettings
 from batchradix.types import Engine, GrammarSpec, Status
 
 MakeTinyModel = Callable[..., Path]
