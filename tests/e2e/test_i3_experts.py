@@ -137,8 +137,8 @@ def test_a_pool_for_the_longest_row_only_changes_no_answer(
 
 
 @pytest.mark.parametrize("case", LATENT, indirect=True)
-@pytest.mark.parametrize("form", ["absorbed", "expanded"])
-def test_latents_are_attended_to_in_one_form_alone(
+@pytest.mark.parametrize("form", [None, "absorbed", "expanded"])
+def test_latents_are_attended_to_in_any_form(
     harness: ModuleType,
     i3: ModuleType,
     case: Case,
@@ -147,7 +147,7 @@ def test_latents_are_attended_to_in_one_form_alone(
 ) -> None:
     backend = partial(TorchMla, form=form, max_expanded=100 * 4 * 48)  # 100 slots at a time
     monkeypatch.setitem(registry.MLA_BACKENDS, "torch", backend)
-    settings = harness.engine_settings(attention="auto", prefill_tokens=50)
+    settings = harness.engine_settings(attention="torch", prefill_tokens=50)
     engine = harness.make_engine(case.checkpoint, settings, poison=True)
     check(harness, i3, case, engine)
 
@@ -158,7 +158,8 @@ def test_latents_are_attended_to_in_one_form_alone(
     [
         ({"kv_dtype": "fp8"}, "kv_dtype fp8 is not supported .* latent attention"),
         ({"deterministic": True}, "deterministic is not supported .* latent attention"),
-        ({"attention": "cpu"}, "attention must be auto, .* latent attention"),
+        ({"attention": "flash"}, "attention must be auto, .* latent attention"),
+        ({"attention": "flashinfer"}, "flashinfer, kernels for GPUs, cannot be used here"),
     ],
 )
 def test_what_is_not_there_for_latents_is_refused(
