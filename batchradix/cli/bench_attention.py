@@ -11,9 +11,9 @@ import typer
 from batchradix.cli import options as shared
 
 if TYPE_CHECKING:
-    from batchradix.engine.attention.base import AttentionShape
     from batchradix.engine.attention.bench import BenchStep
     from batchradix.engine.attention.measured import Times
+    from batchradix.engine.attention.mla_base import AnyShape
     from batchradix.report.progress import Progress
     from batchradix_kernels.tree_attention.tiles import Tile
 
@@ -40,10 +40,9 @@ def bench_attention(
     from batchradix.checkpoint.cache_folder import cache_folder
     from batchradix.checkpoint.checkpoint import open_checkpoint
     from batchradix.config import EngineOptions
-    from batchradix.engine.attention.base import AttentionShape
     from batchradix.engine.attention.bench import measure, typical_steps
     from batchradix.engine.attention.measured import fastest
-    from batchradix.engine.attention.registry import automatic, unmeasured
+    from batchradix.engine.attention.registry import attention_shape, automatic, unmeasured
     from batchradix.engine.device import find_device, open_device, processor_name
     from batchradix.errors import OptionError
     from batchradix.report.machine import has_bf16, num_threads
@@ -59,15 +58,10 @@ def bench_attention(
     )
     progress = choose_progress(quiet=False)
     checkpoint = open_checkpoint(shared.named_model(model), notify=progress.message)
-    if checkpoint.config.mla is not None:
-        raise OptionError(
-            f"{checkpoint.name} has latent attention (MLA), for which there is one backend and "
-            f"nothing to choose; measure another model"
-        )
     place, _ = find_device(wanted.device)
     resolved = resolve_dtype(wanted.dtype, device=place, has_bf16=has_bf16())
     torch.set_num_threads(wanted.num_threads or num_threads())
-    shape = AttentionShape.of(
+    shape = attention_shape(
         checkpoint.config, dtype=resolved, device=open_device(place), kv_dtype=wanted.kv_dtype
     )
     steps = typical_steps()
@@ -80,10 +74,7 @@ def bench_attention(
         "device": place,
         "processor": processor_name(shape.device),
         "threads": torch.get_num_threads(),
-        "layers": shape.num_layers,
-        "heads": shape.num_heads,
-        "kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        **{name.removeprefix("num_"): size for name, size in shape.sizes.items()},
         "steps": {each.name: each.what for each in steps},
         "ms_per_layer": times,
         "tiles": None if tiles is None else [str(tile) for tile in tiles],
@@ -97,17 +88,17 @@ def bench_attention(
         typer.echo(line)
 
 
-def _tune(
-    shape: AttentionShape, steps: Sequence[BenchStep], progress: Progress
-) -> Sequence[Tile] | None:
-    """The tiles that runs will take from now on, None where Triton does not serve."""
+def _tune(shape: AnyShape, steps: Sequence[BenchStep], progress: Progress) -> Sequence[Tile] | None:
+    """The tiles that runs will take from now on, None where Triton does not serve, or chooses them
+    by the shape alone, as for latent attention."""
     from batchradix.checkpoint.cache_folder import cache_folder
     from batchradix.engine.attention.bench import tune
     from batchradix.engine.attention.measured import write_tiles
+    from batchradix.engine.attention.mla_base import MlaShape
     from batchradix.engine.attention.registry import measurable
     from batchradix.errors import ModelError
 
-    if "triton" not in measurable(shape):
+    if isinstance(shape, MlaShape) or "triton" not in measurable(shape):
         return None
     tiles = tune(shape, steps)
     try:
@@ -117,7 +108,7 @@ def _tune(
     return tiles
 
 
-def _keep(shape: AttentionShape, times: Times, progress: Progress) -> str | None:
+def _keep(shape: AnyShape, times: Times, progress: Progress) -> str | None:
     """The file that ``auto`` will look at, None where it cannot be written."""
     from batchradix.checkpoint.cache_folder import cache_folder
     from batchradix.engine.attention.measured import table_key, write_times
@@ -132,7 +123,11 @@ def _keep(shape: AttentionShape, times: Times, progress: Progress) -> str | None
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     """The table for people."""
-    heads = f"{found['heads']} query and {found['kv_heads']} key heads of {found['head_dim']}"
+    if "kv_heads" in found:
+        heads = f"{found['heads']} query and {found['kv_heads']} key heads of {found['head_dim']}"
+    else:
+        latent = f"latents of {found['kv_lora_rank']} and rotated keys of {found['rope_dim']}"
+        heads = f"{found['heads']} heads over {latent}"
     dtype = found["dtype"]
     if found["kv_dtype"] == "fp8":
         dtype += ", keys and values in fp8"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -16,9 +15,8 @@ from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.accelerator import Accelerator, open_accelerator
-from batchradix.engine.attention.base import AttentionShape, FixedPlans, KVBackend, torch_dtype
-from batchradix.engine.attention.mla_base import MlaShape
-from batchradix.engine.attention.registry import make_backend, make_mla_backend
+from batchradix.engine.attention.base import FixedPlans, KVBackend, torch_dtype
+from batchradix.engine.attention.registry import attention_shape, make_any_backend
 from batchradix.engine.cache.pool import Extent, slots_of
 from batchradix.engine.cache.spill import SpillSpace
 from batchradix.engine.cache.store import KVStore
@@ -296,21 +294,14 @@ def _make_attention(
     config: ModelConfig, settings: EngineSettings, device: torch.device
 ) -> tuple[KVBackend, torch.dtype]:
     """The backend, and what it stores. Raises `OptionError` when there is none for the model."""
-    of: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "device": device,
-        "batch_invariant": settings.deterministic,
-    }
-    if config.mla is None:
-        shape = AttentionShape.of(config, kv_dtype=settings.kv_dtype, **of)
-        return make_backend(settings.attention, shape, cache_folder()), shape.pool_dtype
-    if settings.kv_dtype != "auto":
-        raise OptionError(
-            f"`kv_dtype` {settings.kv_dtype} is not supported for models with latent attention "
-            f"(MLA), which keep little as it is; leave it out"
-        )
-    latent = MlaShape.of(config, **of)
-    return make_mla_backend(settings.attention, latent), latent.dtype
+    shape = attention_shape(
+        config,
+        dtype=settings.dtype,
+        device=device,
+        batch_invariant=settings.deterministic,
+        kv_dtype=settings.kv_dtype,
+    )
+    return make_any_backend(settings.attention, shape, cache_folder()), shape.pool_dtype
 
 
 def forward_retreat() -> Retreat:

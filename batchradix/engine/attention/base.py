@@ -52,6 +52,21 @@ class AttentionShape:
         """What keys and values are stored in."""
         return self.kv_dtype or self.dtype
 
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """As in `ModelConfig`."""
+        return self.num_kv_heads, self.head_dim, self.head_dim
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers that decide how long attention takes, by name."""
+        return {
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+        }
+
     @classmethod
     def of(
         cls,

@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from batchradix.engine.attention.base import AttentionBackend, AttentionShape
+from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.measured import TILE_MARGIN, Times, fastest
-from batchradix.engine.attention.registry import make_backend, measurable
+from batchradix.engine.attention.mla_base import AnyShape, MlaShape, UpProjection
+from batchradix.engine.attention.registry import make_any_backend, measurable
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.engine.memory import enough_memory
 from batchradix.engine.step import Step, empty_i64, i64_table
@@ -25,11 +26,12 @@ from batchradix_kernels.float8 import stored
 if TYPE_CHECKING:
     from batchradix_kernels.tree_attention.tiles import Tile
 
-Maker = Callable[[AttentionShape], AttentionBackend]
+Maker = Callable[[Any], Any]
+"""Of a shape, a backend for it: `AttentionBackend` or, of a `MlaShape`, `MlaBackend`."""
 
 ROUNDS = 11
 _WARM_UP_ROUNDS = 2
-_POOL_BYTES = 256 * 2**20  # about what a backend's pool may take
+_MAX_BYTES = 256 * 2**20  # about what a backend's pool and `UpProjection`s may take
 _MAX_LAYERS = 8
 _FILLED_AT_ONCE = 4096  # slots
 
@@ -89,7 +91,7 @@ def separate_decode(*, num_rows: int, num_tokens: int) -> BenchStep:
 
 
 def measure(
-    shape: AttentionShape,
+    shape: AnyShape,
     steps: Sequence[BenchStep],
     *,
     folder: Path | None = None,
@@ -100,7 +102,7 @@ def measure(
 
     ``folder``: the cache folder, where `tune` left the tiles that a run will take.
     """
-    makers = {name: partial(make_backend, name, folder=folder) for name in measurable(shape)}
+    makers = {name: partial(make_any_backend, name, folder=folder) for name in measurable(shape)}
     return compare(makers, shape, steps, num_rounds=num_rounds, clock=clock)
 
 
@@ -131,7 +133,7 @@ def tune(
 
 def compare(
     makers: Mapping[str, Maker],
-    shape: AttentionShape,
+    shape: AnyShape,
     steps: Sequence[BenchStep],
     *,
     num_rounds: int = ROUNDS,
@@ -153,7 +155,7 @@ def compare(
 
 def _measure_step(
     makers: Mapping[str, Maker],
-    shape: AttentionShape,
+    shape: AnyShape,
     bench: BenchStep,
     num_rounds: int,
     clock: Callable[[], float],
@@ -168,13 +170,13 @@ def _measure_step(
 
 
 def _prepare(
-    make: Maker, shape: AttentionShape, bench: BenchStep, clock: Callable[[], float]
+    make: Maker, shape: AnyShape, bench: BenchStep, clock: Callable[[], float]
 ) -> Callable[[], float]:
     """A function that runs the step on some layers and says how many seconds one took."""
-    layer_bytes = (
-        2 * shape.num_kv_heads * shape.head_dim * shape.pool_dtype.itemsize * bench.num_slots
-    )
-    num_layers = max(1, min(shape.num_layers, _MAX_LAYERS, _POOL_BYTES // layer_bytes))
+    num_heads, *widths = shape.kv_shape
+    layer_bytes = num_heads * sum(widths) * shape.pool_dtype.itemsize * bench.num_slots
+    layer_bytes += _up_elements(shape) * shape.dtype.itemsize
+    num_layers = max(1, min(shape.num_layers, _MAX_LAYERS, _MAX_BYTES // layer_bytes))
     backend = make(replace(shape, num_layers=num_layers))
     random = torch.Generator(shape.device).manual_seed(0)
 
@@ -184,25 +186,50 @@ def _prepare(
     pool = backend.allocate(bench.num_slots)
     for start in range(0, bench.num_slots, _FILLED_AT_ONCE):
         num_slots = min(_FILLED_AT_ONCE, bench.num_slots - start)
-        size = (num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
-        k, v = (stored(numbers(*size), shape.pool_dtype) for _ in range(2))
+        sizes = [(num_layers, num_heads, num_slots, width) for width in widths]
+        k, v = (stored(numbers(*size), shape.pool_dtype) for size in sizes)
         backend.load(pool, start, k, v)
-    heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-    qkv = numbers(bench.step.num_tokens, sum(heads), shape.head_dim)
-    q, k, v = torch.split(qkv, heads, dim=1)
+    inputs = _inputs(shape, bench.step.num_tokens, num_layers, numbers)
 
     def run() -> float:
         started_s = clock()
         plan = backend.plan(bench.step)
         _wait(shape.device)
         planned_s = clock()
-        for layer in range(num_layers):
-            backend.run(layer, q, k, v, pool, plan)
+        for layer, given in enumerate(inputs):
+            backend.run(layer, *given, pool, plan)
         _wait(shape.device)
         ended_s = clock()
         return (planned_s - started_s) / shape.num_layers + (ended_s - planned_s) / num_layers
 
     return run
+
+
+def _inputs(
+    shape: AnyShape, num_tokens: int, num_layers: int, numbers: Callable[..., torch.Tensor]
+) -> list[tuple[Any, ...]]:
+    """What ``run`` gets in each layer between the layer's number and the pool."""
+    if not isinstance(shape, MlaShape):
+        heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        qkv = numbers(num_tokens, sum(heads), shape.head_dim)
+        return [torch.split(qkv, heads, dim=1)] * num_layers
+    q = numbers(num_tokens, shape.num_heads, shape.nope_dim + shape.rope_dim)
+    rows = numbers(num_tokens, shape.width)
+    given = (
+        *torch.split(q, [shape.nope_dim, shape.rope_dim], dim=-1),
+        *torch.split(rows, [shape.kv_lora_rank, shape.rope_dim], dim=-1),
+    )
+    heads_HPV = (shape.num_heads, shape.nope_dim, shape.v_dim)
+    kv_b = (shape.num_heads * (shape.nope_dim + shape.v_dim), shape.kv_lora_rank)
+    # Each layer has its own, so that none finds it in a cache.
+    return [(*given, UpProjection.split(numbers(*kv_b), heads_HPV)) for _ in range(num_layers)]
+
+
+def _up_elements(shape: AnyShape) -> int:
+    """Elements of a layer's `UpProjection`."""
+    if not isinstance(shape, MlaShape):
+        return 0
+    return shape.num_heads * (shape.nope_dim + shape.v_dim) * shape.kv_lora_rank
 
 
 def _wait(device: torch.device) -> None:

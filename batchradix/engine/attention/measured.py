@@ -22,6 +22,7 @@ import torch
 from batchradix._version import VERSION
 from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder, replacing
 from batchradix.engine.attention.base import AttentionShape
+from batchradix.engine.attention.mla_base import AnyShape
 from batchradix.engine.device import processor_name
 
 if TYPE_CHECKING:
@@ -36,21 +37,24 @@ _FORMAT = 1  # another one for other steps to measure
 _MAX_BYTES = 1 << 16
 
 
-def table_key(shape: AttentionShape, backends: Sequence[str]) -> dict[str, Any]:
-    """All that times depend on, as a JSON object; ``backends`` are those that can serve."""
+def table_key(
+    shape: AnyShape, backends: Sequence[str], num_threads: int | None = None
+) -> dict[str, Any]:
+    """All that times depend on, as a JSON object; ``backends`` are those that can serve.
+
+    ``num_threads``: those a run will have on the CPU, where it has not set them yet.
+    """
+    threads = num_threads or torch.get_num_threads()
     return {
         "format": _FORMAT,
         "version": VERSION,
         "torch": torch.__version__,
         "processor": processor_name(shape.device),
-        "num_threads": torch.get_num_threads() if shape.device.type == "cpu" else 0,
+        "num_threads": threads if shape.device.type == "cpu" else 0,
         "backends": sorted(backends),
         "dtype": str(shape.dtype).removeprefix("torch."),
         "kv_dtype": str(shape.pool_dtype).removeprefix("torch."),
-        "num_layers": shape.num_layers,
-        "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        **shape.sizes,
     }
 
 

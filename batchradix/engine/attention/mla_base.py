@@ -15,14 +15,14 @@ value, L layers, n slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.engine.attention.base import KVBackend, torch_dtype
+from batchradix.engine.attention.base import AttentionShape, KVBackend, torch_dtype
 from batchradix.engine.step import Step
 from batchradix.types import I64
 
@@ -76,6 +76,31 @@ class MlaShape:
     def width(self) -> int:
         """Elements of a token and layer in the pool: the latent, then the rope key."""
         return self.kv_lora_rank + self.rope_dim
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """What latents and rope keys are stored in."""
+        return self.dtype
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """As in `ModelConfig`."""
+        return 1, self.kv_lora_rank, self.rope_dim
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """As in `AttentionShape`."""
+        return {
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "kv_lora_rank": self.kv_lora_rank,
+            "rope_dim": self.rope_dim,
+            "nope_dim": self.nope_dim,
+            "v_dim": self.v_dim,
+        }
+
+
+AnyShape: TypeAlias = AttentionShape | MlaShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

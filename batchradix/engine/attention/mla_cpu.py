@@ -26,17 +26,7 @@ class CpuMla:
 
     def __init__(self, shape: MlaShape) -> None:
         self.shape = shape
-        self._heads = CpuAttention(_one_key_head(shape))
-
-    @staticmethod
-    def serves(shape: MlaShape) -> bool:
-        """Whether the kernels were built and know this shape, dtype and device."""
-        return CpuAttention.serves(_one_key_head(shape))
-
-    @staticmethod
-    def missing(shape: MlaShape) -> str:
-        """Why it does not serve."""
-        return CpuAttention.missing(_one_key_head(shape))
+        self._heads = CpuAttention(one_key_head(shape))
 
     def allocate(self, num_slots: int) -> PairedPool:
         return self._heads.allocate(num_slots)
@@ -83,7 +73,8 @@ class CpuMla:
         return torch.bmm(latent_HTC, up.w_uv_HCV).transpose(0, 1).reshape(num_tokens, -1)
 
 
-def _one_key_head(shape: MlaShape) -> AttentionShape:
+def one_key_head(shape: MlaShape) -> AttentionShape:
+    """What the kernels are asked for; where they serve it, `CpuMla` serves."""
     return AttentionShape(
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,

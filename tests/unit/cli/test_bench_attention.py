@@ -10,6 +10,7 @@ import pytest
 
 MakeTinyModel = Callable[..., Path]
 Run = Callable[..., tuple[int, str, str]]
+WordsOf = Callable[[str], list[str]]
 BACKENDS = {"torch", "cpu", "triton", "flashinfer"}
 STEPS = ["shared", "prefill", "separate"]
 
@@ -21,9 +22,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def words(tiny_model_folder: MakeTinyModel) -> list[str]:
-    folder = str(tiny_model_folder("random"))
-    return ["bench-attention", "-m", folder, "--dtype", "float32", "--threads", "1"]
+def words_of(tiny_model_folder: MakeTinyModel) -> WordsOf:
+    def words_of(family: str) -> list[str]:
+        folder = str(tiny_model_folder("random", family=family))
+        return ["bench-attention", "-m", folder, "--dtype", "float32", "--threads", "1"]
+
+    return words_of
+
+
+@pytest.fixture
+def words(words_of: WordsOf) -> list[str]:
+    return words_of("llama")
 
 
 def test_json_has_a_time_for_every_backend_and_step_or_says_why_not(
@@ -44,21 +53,25 @@ def test_json_has_a_time_for_every_backend_and_step_or_says_why_not(
     assert json.loads(table.read_text())["milliseconds"] == times
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama", "BACKENDS"), ("deepseek-v3", "MLA_BACKENDS")]
+)
 def test_a_run_reads_the_table_that_was_kept(
-    batchradix: Run, words: list[str], cache: Path, tmp_path: Path, native: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
+    batchradix: Run, words_of: WordsOf, cache: Path, tmp_path: Path, native: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch, family: str, kind: str,
 ) -> None:  # fmt: skip
     """What the command measured is turned round, and the run takes the other backend."""
     from batchradix.engine.attention import registry
 
     native()
+    words, backends = words_of(family), getattr(registry, kind)
     path = Path(json.loads(batchradix(*words, "--json")[1])["table"])
     table = json.loads(path.read_text())
     for name, steps in table["milliseconds"].items():
         table["milliseconds"][name] = dict.fromkeys(steps, 1.0 if name == "torch" else 2.0)
     path.write_text(json.dumps(table))
     made: list[str] = []
-    monkeypatch.setitem(registry.BACKENDS, "torch", _noting(made, registry.BACKENDS["torch"]))
+    monkeypatch.setitem(backends, "torch", _noting(made, backends["torch"]))
     jobs = tmp_path / "jobs.jsonl"
     jobs.write_text('{"prompt": "a"}\n')
     run = ["run", jobs, *words[1:], "--max-tokens", 2, "-o"]
@@ -129,11 +142,23 @@ def test_what_a_run_refuses_is_refused(
     assert option in error
 
 
-def test_a_model_with_latent_attention_is_refused(
-    batchradix: Run, tiny_model_folder: MakeTinyModel, cache: Path
+def test_latent_attention_is_measured_and_told_in_its_own_sizes(
+    batchradix: Run, words_of: WordsOf, cache: Path
 ) -> None:
-    folder = tiny_model_folder("random", family="deepseek-v3")
-    code, _, err = batchradix("bench-attention", "-m", str(folder))
-    assert code == 2
-    assert "latent attention" in err
+    code, output, error = batchradix(*words_of("deepseek-v3"))
+    assert code == 0, error
+    assert "2 layers, 4 heads over latents of 32 and rotated keys of 8" in output
+    [table] = (cache / "attention").iterdir()
+    kept = json.loads(table.read_text())
+    assert kept["key"].items() >= {"nope_dim": 16, "v_dim": 24, "kv_lora_rank": 32}.items()
+    assert "torch" in kept["milliseconds"]
+    assert {tuple(steps) for steps in kept["milliseconds"].values()} == {tuple(STEPS)}
+
+
+def test_latents_in_8_bits_are_refused_as_a_run_refuses_them(
+    batchradix: Run, words_of: WordsOf, cache: Path
+) -> None:
+    code, output, error = batchradix(*words_of("deepseek-v3"), "--kv-dtype", "fp8")
+    assert (code, output) == (2, "")
+    assert "--kv-dtype fp8 is not supported for models with latent attention" in error
     assert not cache.exists()

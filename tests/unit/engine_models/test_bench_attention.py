@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
+from batchradix.config import EngineOptions
 from batchradix.engine.attention import measured, registry
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.bench import (
@@ -22,8 +23,17 @@ from batchradix.engine.attention.bench import (
 )
 from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.measured import fastest, read_times, table_key, write_times
-from batchradix.engine.attention.registry import make_backend, measurable
+from batchradix.engine.attention.mla_base import AnyShape, MlaShape
+from batchradix.engine.attention.mla_cpu import CpuMla
+from batchradix.engine.attention.mla_torch import TorchMla
+from batchradix.engine.attention.registry import (
+    make_backend,
+    make_mla_backend,
+    measurable,
+    num_kv_copies,
+)
 from batchradix.engine.attention.torch_backend import TorchAttention
+from batchradix.settings import Machine
 
 TINY_STEPS = (
     shared_decode(num_rows=6, num_prefix=5, num_documents=3, num_document=4, num_tail=2),
@@ -43,6 +53,26 @@ def shape() -> AttentionShape:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+
+
+@pytest.fixture
+def latent() -> MlaShape:
+    return MlaShape(
+        num_layers=4,
+        num_heads=2,
+        kv_lora_rank=20,
+        rope_dim=6,
+        nope_dim=10,
+        v_dim=14,
+        scale=0.25,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.fixture(params=["shape", "latent"])
+def any_shape(request) -> AnyShape:
+    return request.getfixturevalue(request.param)
 
 
 def keep(folder, shape, **mean_ms: float):
@@ -78,9 +108,9 @@ def test_the_steps_have_the_sizes_they_tell(shape):
     assert (apart.step.num_tokens, apart.num_slots) == (64, 64 * 500)
 
 
-def test_every_backend_that_serves_is_measured_in_every_step(shape):
-    times = measure(shape, TINY_STEPS, num_rounds=1)
-    assert list(times) == measurable(shape)
+def test_every_backend_that_serves_is_measured_in_every_step(any_shape):
+    times = measure(any_shape, TINY_STEPS, num_rounds=1)
+    assert list(times) == measurable(any_shape)
     assert "torch" in times
     for steps in times.values():
         assert list(steps) == ["shared", "prefill", "separate"]
@@ -108,6 +138,34 @@ def test_a_time_is_the_median_of_a_layer_and_its_share_of_the_plan(shape, monkey
     assert len(turns) == 5
     assert times["slow"]["shared"] == pytest.approx(1e3 * (8.0 / shape.num_layers + 2.0))
     assert times["torch"]["shared"] == 0
+
+
+@pytest.mark.parametrize("name", ["torch", "cpu"])
+def test_latents_are_measured_in_a_filled_pool_with_an_up_projection_a_layer(
+    latent, name, native, monkeypatch
+):
+    native()
+    kind = registry.MLA_BACKENDS[name]
+    seen = []
+
+    class Watched(kind):
+        def allocate(self, num_slots):
+            pool = super().allocate(num_slots)
+            self.poison(pool, 0, num_slots)
+            return pool
+
+        def run(self, layer, *given):
+            out = super().run(layer, *given)
+            seen.append((layer, given[4].w_uk_HPC.data_ptr(), bool(out.isfinite().all())))
+            assert out.shape == (given[0].shape[0], 2 * 14)
+            return out
+
+    monkeypatch.setattr(registry, "MLA_BACKENDS", {name: Watched, "triton": None})
+    measure(latent, TINY_STEPS[:1], num_rounds=1)
+    assert len(seen) == 3 * 4  # two rounds warm up
+    assert {layer for layer, _, _ in seen} == set(range(4))
+    assert len({place for _, place, _ in seen}) == 4
+    assert all(finite for _, _, finite in seen)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +198,49 @@ def test_auto_takes_what_was_measured_fastest(shape, folder):
     assert isinstance(make_backend("auto", shape, folder), TorchAttention)
     keep(folder, shape, torch=2.0, cpu=1.0)
     assert isinstance(make_backend("auto", shape, folder), CpuAttention)
+
+
+def test_auto_takes_what_was_measured_fastest_over_latents(latent, folder):
+    assert isinstance(make_mla_backend("auto", latent, folder), CpuMla)
+    keep(folder, latent, torch=1.0, cpu=2.0)
+    assert isinstance(make_mla_backend("auto", latent, folder), TorchMla)
+    assert isinstance(make_mla_backend("cpu", latent, folder), CpuMla)
+    keep(folder, latent, torch=2.0, cpu=1.0)
+    assert isinstance(make_mla_backend("auto", latent, folder), CpuMla)
+
+
+@pytest.mark.parametrize("size", ["num_layers", "num_heads", "kv_lora_rank", "rope_dim", "nope_dim",
+                                  "v_dim"])  # fmt: skip
+def test_other_latents_have_another_table(latent, folder, size):
+    keep(folder, latent, torch=1.0, cpu=2.0)
+    other = replace(latent, **{size: 2 * getattr(latent, size)})
+    assert isinstance(make_mla_backend("auto", other, folder), CpuMla)
+
+
+def test_the_pool_of_latents_is_sized_for_the_backend_that_a_table_names(
+    lab, saved, folder, monkeypatch
+):
+    """The table is that of the threads the run will have, whatever the process has now."""
+    monkeypatch.setenv("BATCHRADIX_CACHE", str(folder))
+    torch.set_num_threads(2)
+    model = saved("deepseek-v3")[0]
+    config = open_checkpoint(str(model)).config
+    machine = Machine(num_threads=1, free_memory_bytes=1 << 30, has_bf16=False)
+
+    def copies(**options) -> int:
+        return num_kv_copies(config, EngineOptions(dtype="float32", **options), machine)
+
+    assert copies() == CpuMla.num_copies == 2
+    of = MlaShape.of(config, dtype="float32", device=torch.device("cpu"))
+    times = {"torch": {"prefill": 1.0}, "cpu": {"prefill": 2.0}}
+    write_times(folder, table_key(of, measurable(of), num_threads=1), times)
+    assert copies() == 1
+    assert copies(num_threads=2) == 2
+    assert copies(attention="cpu") == 2
+    assert copies(attention="torch") == 1
+    runner = lab.open_runner(model)
+    assert isinstance(runner._attention, TorchMla)
+    runner.close()
 
 
 def test_a_named_backend_and_deterministic_runs_ask_no_table(shape, folder):
@@ -218,17 +319,18 @@ def test_a_runner_looks_into_the_cache_folder(lab, saved, folder, monkeypatch):
     runner.close()
 
 
-def test_a_table_is_read_as_it_was_written(shape, tmp_path):
-    key = table_key(shape, measurable(shape))
-    times = measure(shape, TINY_STEPS, num_rounds=1)
+def test_a_table_is_read_as_it_was_written(any_shape, tmp_path):
+    key = table_key(any_shape, measurable(any_shape))
+    times = measure(any_shape, TINY_STEPS, num_rounds=1)
     assert read_times(tmp_path, key) is None
     write_times(tmp_path, key, times)
     assert read_times(tmp_path, key) == times
 
 
-def test_kernels_that_are_only_interpreted_are_not_measured(shape, monkeypatch):
+def test_kernels_that_are_only_interpreted_are_not_measured(any_shape, monkeypatch):
     monkeypatch.setattr(registry.TritonAttention, "missing", lambda shape: None)
-    assert "triton" in measurable(shape)
+    monkeypatch.setattr(registry, "without_triton", lambda device: None)
+    assert "triton" in measurable(any_shape)
     monkeypatch.setattr(registry, "interprets", lambda: True)
-    assert "triton" not in measurable(shape)
-    assert "unset TRITON_INTERPRET" in registry.unmeasured(shape)["triton"]
+    assert "triton" not in measurable(any_shape)
+    assert "unset TRITON_INTERPRET" in registry.unmeasured(any_shape)["triton"]
