@@ -23,6 +23,7 @@ from gpu_measure import (
     raised,
     seconds_of,
 )
+from gpu_mla import MLA_KERNELS
 
 from batchradix_kernels.masked_sampling import (
     masked_argmax,
@@ -66,7 +67,10 @@ def speed(setting: Setting) -> Iterator[Timed | Found]:
             for call in kernel.calls(setting.device, num_elements):
                 seconds = seconds_of(call.run, setting.device)
                 label = f"{name}{call.what and ' '}{call.what}"
-                yield Timed.of(label, seconds, call.num_bytes, "GB/s", call.label)
+                amount, unit = call.num_bytes, "GB/s"
+                if call.num_flops:
+                    amount, unit = call.num_flops, "TFLOP/s"
+                yield Timed.of(label, seconds, amount, unit, call.label)
         except Exception as error:
             yield raised(name, error)
 
@@ -243,4 +247,6 @@ KERNELS: dict[str, Kernel] = {
     "rope": Kernel(_compare_rope, _rope_calls),
     "rope_delta": Kernel(_compare_move, _move_calls),
     "masked_sampling": Kernel(_compare_choice, _choice_calls),
-} | KV_KERNELS
+    **KV_KERNELS,
+    **MLA_KERNELS,
+}

@@ -94,12 +94,13 @@ class Comparison:
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call to be timed, the bytes that it must read and write at least, and which of a kernel's
-    calls it is."""
+    calls it is. One that is bound by products has ``num_flops``."""
 
     label: str
     run: Callable[[], object]
     num_bytes: int
     what: str = ""
+    num_flops: float = 0.0
 
 
 Compare = Callable[[torch.device, torch.dtype], Iterator[Comparison | Found | Skipped]]

@@ -33,6 +33,7 @@ class Part:
 KERNELS = (
     *("rms_norm", "swiglu", "rope", "rope_delta", "masked_sampling"),
     *("kv_store", "kv_move", "lse_merge"),
+    *("latent_store", "mla_attention", "moe_routing", "moe_gemm"),
 )
 PARTS: Mapping[str, Part] = {
     "ceilings": Part("gpu_kernels", "ceilings", limit_s=60, alone=True),
@@ -49,7 +50,7 @@ PARTS: Mapping[str, Part] = {
     **{name: Part("gpu_kernels", "compare", (name,)) for name in KERNELS},
     "attention-speed": Part("gpu_attention", "speed", limit_s=75, alone=True),
     "llama": Part("gpu_llama", "compare", limit_s=180, alone=True),
-    "kernel-speed": Part("gpu_kernels", "speed", limit_s=60, alone=True),
+    "kernel-speed": Part("gpu_kernels", "speed", limit_s=90, alone=True),
 }
 
 

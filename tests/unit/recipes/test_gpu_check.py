@@ -81,6 +81,7 @@ def test_every_part_names_a_function_that_is_there(gpu):
     [
         *("rms_norm", "swiglu", "rope", "rope_delta", "masked_sampling"),
         *("kv_store", "kv_move", "lse_merge"),
+        *("latent_store", "mla_attention", "moe_routing", "moe_gemm"),
     ],
 )
 def test_each_kernel_agrees_and_is_timed_on_a_cpu(gpu, setting, name, monkeypatch):
@@ -94,7 +95,8 @@ def test_each_kernel_agrees_and_is_timed_on_a_cpu(gpu, setting, name, monkeypatc
     assert [one for one in found if not one.ok] == []
     timed = list(gpu.kernels.speed(setting))
     assert timed
-    assert all(one.us > 0 and one.unit == "GB/s" for one in timed)
+    assert all(one.us > 0 and one.unit in ("GB/s", "TFLOP/s") for one in timed)
+    assert len({one.label for one in timed}) == len(timed)
     assert timed[0].label.startswith(name)
 
 

@@ -135,6 +135,7 @@ def _attention_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
             f"{num_rows} rows × {each:,} slots of their own, {num_heads} heads, absorbed",
             _attend(given, tails, []),
             num_rows * each * (LATENT + ROPE) * 2,
+            what=f"decode, {num_heads} heads",
         )
     shared = min(num_slots, 8192)
     for absorbed in (True, False):
@@ -142,18 +143,20 @@ def _attention_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
         given = _inputs(4 * num_rows, shared, 128, dims, **of, absorbed=absorbed)
         flops = 2 * 4 * num_rows * shared * 128 * sum(dims)
         yield Call(
-            f"{4 * num_rows} rows below {shared:,} slots, 128 heads, {form}, "
-            f"{flops / 1e12:.2f} TFLOP",
+            f"{4 * num_rows} rows below {shared:,} slots, 128 heads, {form}",
             _attend(given, [(0, shared, 0, 4 * num_rows)], []),
             shared * (ROPE + (LATENT if absorbed else 128 * 2 * HEAD)) * 2,
+            what=form,
+            num_flops=flops,
         )
     length = min(num_slots, 4096)
     given = _inputs(length, length, 128, head, **of, absorbed=False)
-    flops = length * length * 128 * sum(head)
     yield Call(
-        f"a prompt of {length:,}, 128 heads, expanded, {flops / 1e12:.2f} TFLOP",
+        f"a prompt of {length:,}, 128 heads, expanded",
         _attend(given, [], [(0, length, 0, length)]),
         length * (ROPE + 128 * 2 * HEAD) * 2,
+        what="prompt",
+        num_flops=length * length * 128 * sum(head),
     )
 
 
@@ -220,8 +223,12 @@ def _routing_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
     bias = torch.randn(256, device=device)
     ids, _ = moe_routing(logits, V3, bias)
     label = f"{len(logits):,} tokens among 256 experts, as V3"
-    yield Call(f"choice of {label}", lambda: moe_routing(logits, V3, bias), logits.nbytes)
-    yield Call(f"order of {label}", lambda: sort_by_expert(ids, 256, 128), 3 * ids.nbytes)
+    yield Call(
+        f"choice of {label}", lambda: moe_routing(logits, V3, bias), logits.nbytes, what="choice"
+    )
+    yield Call(
+        f"order of {label}", lambda: sort_by_expert(ids, 256, 128), 3 * ids.nbytes, what="order"
+    )
 
 
 def _experts(
@@ -258,12 +265,13 @@ def _experts_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
     num_experts = min(64, num_elements // (3 * hidden * width))
     for num_tokens in (64, 4096) if num_elements >= 1 << 26 else (4, 16):
         given = _experts(num_tokens, (num_experts, 6, hidden, width), device, torch.bfloat16)
-        flops = 6 * num_tokens * 6 * hidden * width
+        is_decode = num_tokens < 1024  # bound by the weights
         yield Call(
-            f"{num_tokens:,} tokens × 6 of {num_experts} experts, {hidden} × {width}, "
-            f"{flops / 1e12:.2f} TFLOP",
+            f"{num_tokens:,} tokens × 6 of {num_experts} experts, {hidden} × {width}",
             partial(moe_experts, *given),
             given[1].nbytes + given[2].nbytes,
+            what=f"{num_tokens:,} tokens",
+            num_flops=0 if is_decode else 6 * num_tokens * 6 * hidden * width,
         )
 
 
