@@ -4,7 +4,7 @@ option that changes none, free slots of the pool full of NaN."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,18 @@ from typing import Any
 import torch
 from gpu_judge import PRECISIONS, Judge, Precision
 from gpu_measure import Found, Record, Setting, Skipped, raised, wait
-from gpu_models import FAMILIES, Model, tiny_model
+from gpu_models import EXPERT_FAMILIES, FAMILIES, Model, tiny_model
 from gpu_rows import Rows, documentation_rows, odd_rows
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
+from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import EngineOptions
-from batchradix.engine.attention.base import AttentionShape
-from batchradix.engine.attention.registry import BACKENDS, refusal
+from batchradix.engine.attention.registry import (
+    BACKENDS,
+    MLA_BACKENDS,
+    attention_shape,
+    refusal,
+)
 from batchradix.engine.core import RadixEngine
 from batchradix.engine.device import find_device
 from batchradix.engine.model_runner import ModelRunner, forward_retreat
@@ -164,9 +169,18 @@ class Started:
 
 
 def tiny(setting: Setting, attention: str) -> Iterator[Record]:
-    """Tiny random models of each family, with every variant of the options."""
+    """Tiny random models of each dense family, with every variant of the options."""
+    return _try_families(FAMILIES, setting, attention)
+
+
+def tiny_experts(setting: Setting, attention: str) -> Iterator[Record]:
+    """The same of those with latent attention or experts."""
+    return _try_families(EXPERT_FAMILIES, setting, attention)
+
+
+def _try_families(families: Iterable[str], setting: Setting, attention: str) -> Iterator[Record]:
     num_rows = 24 if setting.is_small else 160
-    for family in FAMILIES:
+    for family in families:
         model = tiny_model(family, setting.device)
         rows = odd_rows(num_rows, model.checkpoint.config.vocab_size)
         yield from try_variants(model, rows, attention, VARIANTS, setting.device, family)
@@ -222,15 +236,22 @@ def try_variants(
 
 def usable_precision(model: Model, attention: str, device: torch.device) -> Precision | str:
     """The first of `PRECISIONS` that the attention serves, else why it serves none."""
-    if attention not in BACKENDS:
-        return f"this version has no attention {attention}"
-    reason = ""
+    config, reason = model.checkpoint.config, ""
     for precision in PRECISIONS:
-        shape = AttentionShape.of(model.checkpoint.config, dtype=precision.dtype, device=device)
-        reason = refusal(attention, shape) or ""
+        reason = refusal_of(attention, config, precision.dtype, device) or ""
         if not reason:
+            has_experts = config.moe is not None and len(config.moe.layers) > 0
+            if has_experts and precision is not PRECISIONS[0]:
+                return f"in {precision.dtype} a token now and then goes to other experts"
             return precision
     return reason
+
+
+def refusal_of(attention: str, config: ModelConfig, dtype: str, device: torch.device) -> str | None:
+    """Why an attention cannot serve the model in a dtype, None where it can."""
+    if attention not in (BACKENDS if config.mla is None else MLA_BACKENDS):
+        return f"this version has no attention {attention}"
+    return refusal(attention, attention_shape(config, dtype=dtype, device=device))
 
 
 def try_variant(

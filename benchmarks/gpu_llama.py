@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from gpu_engine import Options, Run, Started, missing_option
 from gpu_measure import Found, Record, Setting, Skipped, Timed, raised, wait
-from gpu_models import Model, random_llama
+from gpu_models import Model, random_model
 from gpu_rows import Rows
 
 from batchradix.engine.attention.base import AttentionShape
@@ -124,7 +124,7 @@ PEER_BATCH = 64
 def compare(setting: Setting) -> Iterator[Record]:
     """The engine's variants and transformers; one that fails does not end the others."""
     size, device = SIZES[setting.llama], setting.device
-    model = random_llama(setting.llama, size.model, getattr(torch, DTYPE), device)
+    model = random_model("Llama", size.model, getattr(torch, DTYPE), device)
     attention = "triton" if refusal("triton", _shape(model, device)) is None else "auto"
     peer_rows = size.rows(max(1, int(setting.num_rows * PEER_SHARE)))
     for number, variant in enumerate(VARIANTS):

@@ -40,7 +40,11 @@ PARTS: Mapping[str, Part] = {
     # Those that take longest begin first.
     **{
         f"{what}-{attention}": Part("gpu_engine", function, (attention,), limit_s=150)
-        for what, function in (("engine", "tiny"), ("smollm2", "real"))
+        for what, function in (
+            ("engine", "tiny"),
+            ("experts", "tiny_experts"),
+            ("smollm2", "real"),
+        )
         for attention in ("flashinfer", "triton", "torch")
     },
     **{

@@ -239,6 +239,29 @@ def test_tiny_models_of_every_family_answer_as_transformers(gpu, setting, monkey
     assert [one for one in found if not one.ok] == []
 
 
+def test_tiny_models_with_latents_or_experts_answer_as_transformers(gpu, setting, monkeypatch):
+    wanted = ("as it is", "in a small pool", "without tree")
+    some = {name: gpu.engine.VARIANTS[name] for name in wanted}
+    monkeypatch.setattr(gpu.engine, "VARIANTS", some)
+    found = list(gpu.engine.tiny_experts(setting, "torch"))
+    assert [one.label.split(",")[0] for one in found[:: len(some)]] == [
+        *("DeepseekV2", "DeepseekV2 without experts", "DeepseekV3", "Qwen3Moe")
+    ]
+    assert [one for one in found if not one.ok] == []
+
+
+def test_in_half_precision_experts_are_left_out_and_latents_are_not(gpu, setting, monkeypatch):
+    def refuses_float32(name, shape):
+        return "no float32" if shape.dtype == torch.float32 else None
+
+    monkeypatch.setattr(gpu.engine, "refusal", refuses_float32)
+    monkeypatch.setattr(gpu.engine, "VARIANTS", {"as it is": {}})
+    v2, dense, v3, qwen = gpu.engine.tiny_experts(setting, "torch")
+    assert dense.ok
+    assert "float16" in dense.label
+    assert all("other experts" in one.why for one in (v2, v3, qwen))
+
+
 def test_a_half_precision_is_taken_where_attention_has_no_other(gpu, setting, monkeypatch):
     def refuses_float32(name, shape):
         return "no float32" if shape.dtype == torch.float32 else None
