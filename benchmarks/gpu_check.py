@@ -195,8 +195,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--model", type=Path, help=f"{SMALL_MODEL.file_name}, or another model")
     parser.add_argument("--model-parts", help="files with commas between them that make it")
-    parser.add_argument("--llama", choices=("8b", "tiny"), help="default: 8b, tiny on a CPU")
-    parser.add_argument("--rows", type=int, help="of the Llama; default: 1000, 24 on a CPU")
+    parser.add_argument(
+        "--size",
+        choices=("full", "tiny"),
+        help="of the large models with random weights; default: full, tiny on a CPU",
+    )
+    parser.add_argument("--rows", type=int, help="of each of them; default: 1000, 24 on a CPU")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all of it")
     parser.add_argument("--patience", type=float, help="times of it and of all limits; 4 on a CPU")
     parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
@@ -206,7 +210,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name not in PARTS:
             parser.error(f"there is no part {name!r}, only {', '.join(PARTS)}")
     is_small = options.device.type == "cpu"
-    options.llama = options.llama or ("tiny" if is_small else "8b")
+    options.size = options.size or ("tiny" if is_small else "full")
     options.rows = options.rows or (24 if is_small else 1000)
     options.patience = options.patience or (4.0 if is_small else 1.0)
     return options
@@ -222,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting = Setting(
             device=options.device,
             model=options.model,
-            llama=options.llama,
+            size=options.size,
             num_rows=options.rows,
         )
         for record in run_part(PARTS[options.part], setting):
@@ -241,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check(options: argparse.Namespace, model: Path | None) -> int:
     """Runs the parts, writes the file, prints the table; the exit code."""
-    passed_on = ["--device", str(options.device), "--llama", options.llama]
+    passed_on = ["--device", str(options.device), "--size", options.size]
     passed_on += ["--rows", str(options.rows)]
     if model is not None:
         passed_on += ["--model", str(model)]

@@ -25,12 +25,12 @@ _PER_UNIT = {"GB/s": 1e9, "TFLOP/s": 1e12, "rows/s": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the parts run on. ``model``: the file or folder of a real small model; ``llama``: the
-    size of the large one with random weights (`gpu_llama.SIZES`), over ``num_rows`` rows."""
+    """What the parts run on. ``model``: the file or folder of a real small model; ``size``: of the
+    large ones with random weights (`gpu_large.LARGE`), over ``num_rows`` rows."""
 
     device: torch.device
     model: Path | None = None
-    llama: str = "tiny"
+    size: str = "tiny"
     num_rows: int = 24
 
     @property

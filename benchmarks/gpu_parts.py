@@ -53,7 +53,8 @@ PARTS: Mapping[str, Part] = {
     },
     **{name: Part("gpu_kernels", "compare", (name,)) for name in KERNELS},
     "attention-speed": Part("gpu_attention", "speed", limit_s=75, alone=True),
-    "llama": Part("gpu_llama", "compare", limit_s=180, alone=True),
+    "llama": Part("gpu_large", "compare", ("llama",), limit_s=150, alone=True),
+    "deepseek": Part("gpu_large", "compare", ("deepseek",), limit_s=120, alone=True),
     "kernel-speed": Part("gpu_kernels", "speed", limit_s=90, alone=True),
 }
 

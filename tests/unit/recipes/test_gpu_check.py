@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parents[3] / "benchmarks"
 CPU = torch.device("cpu")
 MODULES = (
     *("check", "parts", "report", "measure", "kernels", "kv", "attention"),
-    *("models", "rows", "judge", "engine", "llama"),
+    *("models", "rows", "judge", "engine", "large"),
 )
 EMPTY: Mapping[str, Any] = {
     "checks": [],
@@ -54,7 +54,7 @@ def gpu() -> Iterator[SimpleNamespace]:
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - before:
-            if name.startswith("gpu_") or name == "peer_models":
+            if name.startswith("gpu_") or name in ("peer_models", "random_model"):
                 del sys.modules[name]
 
 
@@ -367,31 +367,33 @@ def test_the_model_that_is_given_answers_as_transformers(
     assert [one for one in found if not one.ok] == []
 
 
-def test_the_large_llama_is_timed_in_every_variant_and_beside_transformers(gpu, setting):
-    said = list(gpu.llama.compare(setting))
+@pytest.mark.parametrize("name", ["llama", "deepseek"])
+def test_large_models_are_timed_in_every_variant_and_beside_transformers(gpu, setting, name):
+    large = gpu.large.LARGE[name]
+    said = list(gpu.large.compare(setting, name))
     assert [one for one in records(gpu, "Found", said) if not one.ok] == []
     rates = {one.label: one for one in records(gpu, "Timed", said)}
     assert {"with tree", "without tree", "overlap off", "transformers"} <= set(rates)
     assert {one.unit for one in rates.values()} == {"rows/s"}
-    size = gpu.llama.SIZES["tiny"]
+    size = large.sizes["tiny"]
     distinct = size.root + size.num_documents * size.document + 24 * size.question
     assert f"{distinct:,} computed" in rates["with tree"].detail
     alone = 6 * (size.root + size.document + size.question)
     assert f"{alone:,} computed" in rates["without tree"].detail
     labels = {one.label for one in said}
-    assert labels >= {variant.label for variant in gpu.llama.VARIANTS}
+    assert labels >= {variant.label for variant in large.variants}
 
 
 def test_a_variant_that_has_too_little_memory_fails_and_the_others_go_on(gpu, setting, monkeypatch):
-    start = gpu.llama.Started
+    start = gpu.large.Started
 
     def starting(model, options, **others):
         if options.get("overlap") == "off":
             raise OutOfMemoryError("memory ran out while loading")
         return start(model, options, **others)
 
-    monkeypatch.setattr(gpu.llama, "Started", starting)
-    said = list(gpu.llama.compare(setting))
+    monkeypatch.setattr(gpu.large, "Started", starting)
+    said = list(gpu.large.compare(setting, "llama"))
     wrong = [one for one in records(gpu, "Found", said) if not one.ok]
     assert {one.error for one in wrong} == {"OutOfMemoryError: memory ran out while loading"}
     assert "torch attention" in {one.label for one in records(gpu, "Timed", said)}

@@ -1,8 +1,9 @@
-"""A Llama of the shape of 8B with random weights over rows that share prefixes: rows a second.
+"""Large models with random weights over rows that share prefixes: rows a second.
 
-With the prefix tree and without, on each attention, with CUDA graphs and overlap on and off, and
-beside ``generate`` of transformers, which has the same weights and is given batches. Answers are
-counted and not compared: in 16 bits the likeliest tokens of random weights all but tie.
+A Llama in the shape of 8B and a DeepSeek-V2-Lite, with the prefix tree and without, on each
+attention, with CUDA graphs and overlap on and off where they serve, and beside ``generate`` of
+transformers, which has the same weights and is given batches. Answers are counted and not compared:
+in 16 bits the likeliest tokens of random weights all but tie.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpu_engine import Options, Run, Started, missing_option
+from gpu_engine import Options, Run, Started, missing_option, refusal_of
 from gpu_measure import Found, Record, Setting, Skipped, Timed, raised, wait
 from gpu_models import Model, random_model
 from gpu_rows import Rows
+from random_model import SHAPES
 
-from batchradix.engine.attention.base import AttentionShape
-from batchradix.engine.attention.registry import BACKENDS, refusal
 from batchradix.errors import OptionError
 
 DTYPE = "bfloat16"
@@ -28,8 +28,8 @@ DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A Llama, and what rows are asked of it: tokens of the shared root, of each document, of a
-    question, of an answer."""
+    """Settings of a model, and what rows are asked of it: tokens of the shared root, of each
+    document, of a question, of an answer."""
 
     model: Mapping[str, Any]
     root: int
@@ -55,8 +55,24 @@ class Size:
         return Rows(prompts, [self.answer] * num_rows)
 
 
-SIZES: Mapping[str, Size] = {
-    "8b": Size(
+_FULL_ROWS: dict[str, Any] = {
+    "root": 256,
+    "num_documents": 20,
+    "document": 512,
+    "question": 32,
+    "answer": 32,
+    "options": {"batch_size": 256, "prefill_tokens": 2048},
+}
+_TINY_ROWS: dict[str, Any] = {
+    "root": 16,
+    "num_documents": 3,
+    "document": 20,
+    "question": 5,
+    "answer": 4,
+    "options": {"batch_size": 8},
+}
+_LLAMA_SIZES: Mapping[str, Size] = {
+    "full": Size(
         model={
             "vocab_size": 128_256,
             "hidden_size": 4096,
@@ -68,12 +84,7 @@ SIZES: Mapping[str, Size] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
             "tie_word_embeddings": False,
         },
-        root=256,
-        num_documents=20,
-        document=512,
-        question=32,
-        answer=32,
-        options={"batch_size": 256, "prefill_tokens": 2048},
+        **_FULL_ROWS,
     ),
     "tiny": Size(
         model={
@@ -86,12 +97,32 @@ SIZES: Mapping[str, Size] = {
             "max_position_embeddings": 256,
             "tie_word_embeddings": False,
         },
-        root=16,
-        num_documents=3,
-        document=20,
-        question=5,
-        answer=4,
-        options={"batch_size": 8},
+        **_TINY_ROWS,
+    ),
+}
+
+
+_V2_LITE = dict(SHAPES["deepseek-v2-lite"])
+del _V2_LITE["model_type"]
+_DEEPSEEK_SIZES: Mapping[str, Size] = {
+    "full": Size(model={**_V2_LITE, "vocab_size": 102_400}, **_FULL_ROWS),
+    "tiny": Size(
+        model={
+            **_V2_LITE,
+            "vocab_size": 300,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 8,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+        },
+        **_TINY_ROWS,
     ),
 }
 
@@ -106,8 +137,17 @@ class Variant:
     share: float = 1.0
 
 
-# The first has graphs and overlap where they serve.
-VARIANTS = (
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A model by its size (full, or tiny for a CPU), and what of it is timed. The first variant has
+    graphs and overlap where they serve."""
+
+    family: str
+    sizes: Mapping[str, Size]
+    variants: tuple[Variant, ...]
+
+
+_LLAMA_VARIANTS = (
     Variant("with tree", {}),
     Variant("without tree", {"prefix_cache": False}, share=0.25),
     Variant("graphs off", {"cuda_graphs": "off"}),
@@ -117,17 +157,30 @@ VARIANTS = (
     Variant("torch attention", {"attention": "torch"}),
     Variant("flashinfer", {"attention": "flashinfer"}),
 )
+_DEEPSEEK_VARIANTS = (
+    Variant("with tree", {}),
+    Variant("without tree", {"prefix_cache": False}, share=0.25),
+    Variant("overlap off", {"overlap": "off"}, share=0.5),
+    Variant("torch attention", {"attention": "torch"}, share=0.25),
+    Variant("flashinfer", {"attention": "flashinfer"}, share=0.5),
+)
+LARGE: Mapping[str, Large] = {
+    "llama": Large("Llama", _LLAMA_SIZES, _LLAMA_VARIANTS),
+    "deepseek": Large("DeepseekV2", _DEEPSEEK_SIZES, _DEEPSEEK_VARIANTS),
+}
 PEER_SHARE = 0.125
 PEER_BATCH = 64
 
 
-def compare(setting: Setting) -> Iterator[Record]:
-    """The engine's variants and transformers; one that fails does not end the others."""
-    size, device = SIZES[setting.llama], setting.device
-    model = random_model("Llama", size.model, getattr(torch, DTYPE), device)
-    attention = "triton" if refusal("triton", _shape(model, device)) is None else "auto"
+def compare(setting: Setting, name: str) -> Iterator[Record]:
+    """The engine's variants of one of `LARGE` and transformers; one that fails does not end the
+    others."""
+    large, device = LARGE[name], setting.device
+    size = large.sizes[setting.size]
+    model = random_model(large.family, size.model, getattr(torch, DTYPE), device)
+    attention = "auto" if _refusal("triton", model, device) else "triton"
     peer_rows = size.rows(max(1, int(setting.num_rows * PEER_SHARE)))
-    for number, variant in enumerate(VARIANTS):
+    for number, variant in enumerate(large.variants):
         if number == 2:
             yield from _guarded("transformers", lambda: _try_peer(model, peer_rows, device))
         rows = size.rows(max(1, int(setting.num_rows * variant.share)))
@@ -140,8 +193,8 @@ def compare(setting: Setting) -> Iterator[Record]:
         )
 
 
-def _shape(model: Model, device: torch.device) -> AttentionShape:
-    return AttentionShape.of(model.checkpoint.config, dtype=DTYPE, device=device)
+def _refusal(attention: str, model: Model, device: torch.device) -> str | None:
+    return refusal_of(attention, model.checkpoint.config, DTYPE, device)
 
 
 def _guarded(label: str, work: Callable[[], Iterator[Record]]) -> Iterator[Record]:
@@ -163,8 +216,7 @@ def _try_engine(
     name = options["attention"]
     reason = missing_option(options)
     if reason is None and name != "auto":
-        unknown = None if name in BACKENDS else f"this version has no attention {name}"
-        reason = unknown or refusal(name, _shape(model, device))
+        reason = _refusal(name, model, device)
     if reason is not None:
         yield Skipped(label, reason)
         return
