@@ -8,6 +8,7 @@ from typing import Any
 MOST_LINES = 40
 WIDTH = 110
 MOST_SKIPPED = 6
+LEAST_FAILED = 4  # lines, whatever else there is to say
 _INDENT = 9
 _CEILINGS = {"GB/s": "copy", "TFLOP/s": "product"}
 
@@ -25,10 +26,10 @@ def table(machine: Mapping[str, Any], results: Sequence[Result], file: str) -> l
     lines += _speeds(results)
     lines += _skips(results, file)
     failed = [line for result in results if not is_good(result) for line in _failure(result)]
-    room = MOST_LINES - len(lines)
+    room = max(MOST_LINES - len(lines), LEAST_FAILED)
     if len(failed) > room:
         failed = [*failed[: room - 1], f"{'':{_INDENT}}more is in {file}"]
-    return [*lines, *failed][:MOST_LINES]
+    return [*lines[: MOST_LINES - len(failed)], *failed]
 
 
 def _machine(machine: Mapping[str, Any], results: Sequence[Result]) -> str:

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from batchradix.engine.attention.registry import BACKENDS
+from batchradix.engine.attention.mla_torch import TorchMla
+from batchradix.engine.attention.registry import BACKENDS, MLA_BACKENDS
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.errors import OutOfMemoryError
 from batchradix.types import Completion, FinishReason
@@ -30,7 +31,7 @@ from batchradix_kernels.tree_attention.reference import (
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 CPU = torch.device("cpu")
 MODULES = (
-    *("check", "parts", "report", "measure", "kernels", "kv", "attention"),
+    *("check", "parts", "report", "measure", "kernels", "kv", "attention", "latents"),
     *("models", "rows", "judge", "engine", "large"),
 )
 EMPTY: Mapping[str, Any] = {
@@ -219,6 +220,50 @@ def test_attention_is_timed_beside_what_it_must_read_and_multiply(gpu, setting):
     pairs = 8 * 64 + 2 * 4 * 32 + 8 * 4
     assert gpu.attention.num_flops(cascade, shape) == 4 * pairs * 4 * 8
     assert gpu.attention.num_flops(prefill, shape) == 4 * (16 * 32 + 16 * 17 / 2) * 4 * 8
+
+
+def test_latent_attention_agrees_and_says_once_why_a_backend_is_left_out(gpu, setting):
+    said = list(gpu.latents.compare(setting))
+    found = records(gpu, "Found", said)
+    assert [one for one in found if not one.ok] == []
+    of_torch = [one for one in found if one.label.startswith("torch")]
+    assert len(of_torch) == 3 * 2 * len(gpu.attention.cases(is_small=True))
+    assert any(one.label.startswith("pool after") for one in found)
+    whys = [one.why for one in records(gpu, "Skipped", said)]
+    assert {name for name in ("triton", "flashinfer") if any(name in why for why in whys)} == {
+        *("triton", "flashinfer")
+    }
+    assert len(whys) == len(set(whys))
+
+
+def test_latent_attention_that_leaves_something_out_is_found(gpu, setting, monkeypatch):
+    class DeafMla(TorchMla):
+        def plan(self, step):
+            some = step.context[:-1] if len(step.context) > 1 else step.context
+            return super().plan(type(step)(**{**_fields(step), "context": some}))
+
+    monkeypatch.setitem(MLA_BACKENDS, "torch", DeafMla)
+    monkeypatch.setattr(gpu.latents, "COMPARED", gpu.latents.COMPARED[:1])
+    found = records(gpu, "Found", list(gpu.latents.compare(setting)))
+    wrong = [one for one in found if not one.ok]
+    assert wrong
+    assert all(one.label.startswith("torch") for one in wrong)
+
+
+def test_latent_attention_is_timed_beside_what_it_must_read_and_multiply(gpu, setting):
+    timed = records(gpu, "Timed", list(gpu.latents.speed(setting)))
+    assert {one.unit for one in timed if "decode" in one.label} == {"GB/s"}
+    assert {one.unit for one in timed if "decode" not in one.label} == {"TFLOP/s"}
+    assert {one.label.split(": ")[1] for one in timed} >= {"torch"}
+    decode = gpu.attention.works(is_small=True)[0].bench.step
+    shape = gpu.latents.shape_of((4, 64, 16, 32, 32), torch.bfloat16, CPU)
+    assert gpu.latents.latent_bytes(decode, shape) == 4 * 40 * (64 + 16) * 2
+    absorbed = 4 * 40 * (2 * 64 + 16) + 4 * 64 * (32 + 32)
+    assert gpu.latents.num_flops(decode, shape) == 2 * 4 * absorbed
+    chunk = gpu.attention.prefill(num_tokens=200, num_prefix=32).step
+    pairs = 200 * 32 + 200 * 201 / 2
+    expanded = pairs * (32 + 16 + 32) + (32 + 200) * 64 * (32 + 32)
+    assert gpu.latents.num_flops(chunk, shape) == 2 * 4 * expanded
 
 
 def test_tiny_models_answer_as_transformers_with_every_option_there_is(gpu, setting, monkeypatch):
