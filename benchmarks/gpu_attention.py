@@ -267,7 +267,7 @@ def _attend(
     """What queries get, [T, H, E], and what the used slots hold then, [2, K, n, E]."""
     pool = backend.allocate(case.end)
     backend.poison(pool, 0, case.end)
-    for start, end in _runs(sorted(set(case.used) - set(case.slots))):
+    for start, end in runs_of(sorted(set(case.used) - set(case.slots))):
         k, v = given.kv[:, None, :, start:end]
         backend.load(pool, start, k, v)
     out = backend.run(0, given.q, *given.new(case), pool, backend.plan(case.step()))
@@ -275,7 +275,7 @@ def _attend(
     return out.view(given.q.shape), kept
 
 
-def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
+def runs_of(slots: Sequence[int]) -> list[tuple[int, int]]:
     """Ascending slots as half-open runs."""
     cuts = [0, *(i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1), len(slots)]
     return [(slots[a], slots[b - 1] + 1) for a, b in pairwise(cuts) if a < b]

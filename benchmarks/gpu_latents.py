@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_attention import Case, Work, cases, dense_reference, works
+from gpu_attention import Case, Work, cases, dense_reference, runs_of, works
 from gpu_measure import (
     EXACT,
     Comparison,
@@ -137,8 +137,8 @@ def _compare_backends(case: Case, shape: MlaShape) -> Iterator[Comparison | Foun
             backend = make_mla_backend(name, shape)
             pool = backend.allocate(case.end)
             backend.poison(pool, 0, case.end)
-            for slot in sorted(set(case.used) - set(case.slots)):
-                _load(backend, pool, slot, given.rows[slot : slot + 1], shape)
+            for start, end in runs_of(sorted(set(case.used) - set(case.slots))):
+                _load(backend, pool, start, given.rows[start:end], shape)
             slots = torch.tensor(case.slots, device=shape.device)
             out = given.run(backend, slots, pool, backend.plan(case.step()))
             exported = torch.cat(backend.export(pool, np.array(case.used)), dim=3)[0, 0]

@@ -122,13 +122,16 @@ def _attend(
 
 
 def _attention_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
-    """Rows with a context of their own; rows below one node, in both forms; a prompt."""
+    """Rows with a context of their own; rows below one node, in both forms; a prompt. Few of all
+    where a CPU is to do it, whose reference goes query by query."""
     num_slots = num_elements // (LATENT + ROPE)
-    num_rows = min(64, num_slots)
+    is_small = num_elements < 1 << 20
+    few, many, most_rows, most_new = (1, 2, 4, 16) if is_small else (16, 128, 64, 4096)
+    num_rows = min(most_rows, num_slots)
     each = num_slots // num_rows
     latent, head = (LATENT, ROPE, LATENT), (HEAD, ROPE, HEAD)
     of = {"device": device, "dtype": torch.bfloat16}
-    for num_heads in (16, 128):
+    for num_heads in (few, many):
         given = _inputs(num_rows, num_slots, num_heads, latent, **of, absorbed=True)
         tails = [(each * row, each, row, row + 1) for row in range(num_rows)]
         yield Call(
@@ -140,23 +143,23 @@ def _attention_calls(device: torch.device, num_elements: int) -> Iterator[Call]:
     shared = min(num_slots, 8192)
     for absorbed in (True, False):
         dims, form = (latent, "absorbed") if absorbed else (head, "expanded")
-        given = _inputs(4 * num_rows, shared, 128, dims, **of, absorbed=absorbed)
-        flops = 2 * 4 * num_rows * shared * 128 * sum(dims)
+        given = _inputs(4 * num_rows, shared, many, dims, **of, absorbed=absorbed)
+        flops = 2 * 4 * num_rows * shared * many * sum(dims)
         yield Call(
-            f"{4 * num_rows} rows below {shared:,} slots, 128 heads, {form}",
+            f"{4 * num_rows} rows below {shared:,} slots, {many} heads, {form}",
             _attend(given, [(0, shared, 0, 4 * num_rows)], []),
-            shared * (ROPE + (LATENT if absorbed else 128 * 2 * HEAD)) * 2,
+            shared * (ROPE + (LATENT if absorbed else many * 2 * HEAD)) * 2,
             what=form,
             num_flops=flops,
         )
-    length = min(num_slots, 4096)
-    given = _inputs(length, length, 128, head, **of, absorbed=False)
+    length = min(num_slots, most_new)
+    given = _inputs(length, length, many, head, **of, absorbed=False)
     yield Call(
-        f"a prompt of {length:,}, 128 heads, expanded",
+        f"a prompt of {length:,}, {many} heads, expanded",
         _attend(given, [], [(0, length, 0, length)]),
-        length * (ROPE + 128 * 2 * HEAD) * 2,
+        length * (ROPE + many * 2 * HEAD) * 2,
         what="prompt",
-        num_flops=length * length * 128 * sum(head),
+        num_flops=length * length * many * sum(head),
     )
 
 

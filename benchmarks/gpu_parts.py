@@ -51,7 +51,7 @@ PARTS: Mapping[str, Part] = {
         f"attention-{dtype}": Part("gpu_attention", "compare", (dtype,), limit_s=150)
         for dtype in ("float32", "float16", "bfloat16")
     },
-    "latents": Part("gpu_latents", "compare", limit_s=120),
+    "latents": Part("gpu_latents", "compare", limit_s=150),
     **{name: Part("gpu_kernels", "compare", (name,)) for name in KERNELS},
     "attention-speed": Part("gpu_attention", "speed", limit_s=75, alone=True),
     "latents-speed": Part("gpu_latents", "speed", limit_s=75, alone=True),
