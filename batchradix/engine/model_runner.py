@@ -90,7 +90,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         recordable = isinstance(self._attention, FixedPlans) and self._model.is_recordable
         if settings.cuda_graphs == "on" or (settings.cuda_graphs == "auto" and recordable):
-            self._graphs = self._make_graphs(self._model, settings)
+            self._graphs = self._make_graphs(self._model, config, settings)
 
     @property
     def notices(self) -> list[str]:
@@ -132,8 +132,15 @@ class ModelRunner:
         with enough_memory(f"in the logits of {len(hidden)} rows", _LOWER), torch.inference_mode():
             return model.logits_of(hidden, token_ids.tolist())
 
-    def _make_graphs(self, model: CausalLM, settings: EngineSettings) -> DecodeGraphs:
+    def _make_graphs(
+        self, model: CausalLM, config: ModelConfig, settings: EngineSettings
+    ) -> DecodeGraphs:
         if not isinstance(self._attention, FixedPlans):
+            if config.mla is not None:
+                raise OptionError(
+                    "`cuda_graphs` are not supported for models with latent attention (MLA); "
+                    "leave them out"
+                )
             raise OptionError(
                 f"`cuda_graphs` need an `attention` of triton, not {settings.attention}; change "
                 f"that, or leave them out"

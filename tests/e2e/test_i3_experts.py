@@ -160,6 +160,7 @@ def test_latents_are_attended_to_in_any_form(
         ({"deterministic": True}, "deterministic is not supported .* latent attention"),
         ({"attention": "flash"}, "attention must be auto, .* latent attention"),
         ({"attention": "flashinfer"}, "flashinfer, kernels for GPUs, cannot be used here"),
+        ({"cuda_graphs": "on"}, "cuda_graphs are not supported .* latent attention"),
     ],
 )
 def test_what_is_not_there_for_latents_is_refused(

@@ -19,7 +19,7 @@ def gpu() -> Iterator[SimpleNamespace]:
     path = list(sys.path)
     sys.path.insert(0, str(FOLDER))
     try:
-        names = ("measure", "attention", "engine")
+        names = ("measure", "attention", "latents", "engine")
         yield SimpleNamespace(**{name: import_module(f"gpu_{name}") for name in names})
     finally:
         sys.path[:] = path
@@ -37,6 +37,19 @@ def test_pieces_in_slots_and_in_pages_agree_with_their_log_sum_exps(gpu, monkeyp
     assert sum("pages of 4" in label for label in triton) == 10
     assert sum("log-sum-exps" in label for label in triton) == 10
     assert sum("pool after" in label for label in triton) == 5
+
+
+def test_latent_attention_agrees_in_each_dtype(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.latents, "COMPARED", gpu.latents.COMPARED[:1])
+    some = [
+        gpu.attention.decoding("decode", 3, 30, 9),
+        gpu.attention.prefilling("prefill behind a prefix", 17, 13),
+    ]
+    monkeypatch.setattr(gpu.latents, "cases", lambda is_small: some)
+    said = list(gpu.latents.compare(gpu.measure.Setting(device=torch.device("cpu"))))
+    found = [one for one in said if isinstance(one, gpu.measure.Found)]
+    assert [one for one in found if not one.ok] == []
+    assert sum(one.label.startswith("triton") for one in found) == 3 * len(some)
 
 
 def test_the_engine_with_triton_answers_as_transformers(gpu, monkeypatch):
