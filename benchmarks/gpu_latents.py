@@ -26,10 +26,14 @@ from gpu_measure import (
 )
 
 from batchradix.engine.attention.mla_base import MlaShape, UpProjection, pieces_by_form
-from batchradix.engine.attention.registry import MLA_BACKENDS, make_mla_backend, mla_refusal
+from batchradix.engine.attention.registry import (
+    MLA_BACKENDS,
+    make_mla_backend,
+    refusal,
+    unmeasured,
+)
 from batchradix.engine.step import Step
 from batchradix_kernels.testing import TOLERANCES
-from batchradix_kernels.triton_runtime import interprets
 
 V2_LITE = (16, 512, 64, 128, 128)  # heads, latent, rope key, key without rope, value
 V3 = (128, 512, 64, 128, 128)
@@ -128,7 +132,7 @@ def _compare_backends(case: Case, shape: MlaShape) -> Iterator[Comparison | Foun
     wanted = given.expected(case, shape)
     kept = given.rows[case.used]
     for name in backends_here(shape.device):
-        reason = mla_refusal(name, shape)
+        reason = refusal(name, shape)
         if reason is not None:
             yield Skipped(f"{name} in {dtype_name(shape.dtype)}", reason)
             continue
@@ -185,9 +189,7 @@ def speed(setting: Setting) -> Iterator[Record]:
     for name in backends_here(setting.device):
         for model, sizes in models.items():
             shape = shape_of(sizes, torch.bfloat16, setting.device)
-            reason = mla_refusal(name, shape)
-            if reason is None and name == "triton" and interprets():
-                reason = "triton is interpreted here, which says nothing of its speed"
+            reason = unmeasured(shape).get(name)
             if reason is not None:
                 if name not in said:
                     yield Skipped(f"{name} latent attention", reason)
