@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from batchradix.checkpoint.hf_experts import experts_config
-from batchradix.checkpoint.hf_fields import Fields
+from batchradix.checkpoint.hf_fields import MOST_LAYERS, Fields
 from batchradix.checkpoint.hf_latent import latent_config
 from batchradix.checkpoint.hf_rope import rope_config
 from batchradix.checkpoint.model_config import Architecture, ModelConfig
@@ -135,7 +135,7 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -150,7 +150,9 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         sliding_window=_sliding_window(fields, family, context_length),
         mla=mla,
         moe=experts_config(fields, name),
-        num_prediction_layers=fields.count("num_nextn_predict_layers", 0) if mla else 0,
+        num_prediction_layers=fields.count("num_nextn_predict_layers", 0, MOST_LAYERS)
+        if mla
+        else 0,
         fp8_block=_fp8_block(fields),
     )
 
@@ -250,12 +252,12 @@ def _sliding_window(fields: Fields, family: _Family, context_length: int) -> int
 
 def _layer_kinds(fields: Fields, family: _Family) -> set[str]:
     kinds = fields.config.get("layer_types")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers:
             raise fields.error(f"layer_types does not name the kind of {num_layers} layers")
         return {str(kind) for kind in kinds}
-    full = cast(int, fields.config.get("max_window_layers", 28))
+    full = fields.count("max_window_layers", 28)
     if family.architecture == "Qwen2MoeForCausalLM":  # every other one of the first
         sliding = {i for i in range(0, num_layers, 2) if i < full}
         return {

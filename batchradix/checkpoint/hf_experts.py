@@ -40,7 +40,7 @@ def experts_config(fields: Fields, name: str) -> MoeConfig | None:
 
 def _mixtral(fields: Fields) -> MoeConfig:
     return MoeConfig(
-        layers=tuple(range(fields.integer("num_hidden_layers"))),
+        layers=tuple(range(fields.num_layers)),
         num_experts=fields.integer("num_local_experts", 8),
         num_experts_per_token=fields.integer("num_experts_per_tok", 2),
         intermediate_size=fields.integer("intermediate_size"),
@@ -74,7 +74,7 @@ def _qwen(fields: Fields, *, num_experts: int, **sizes: Any) -> MoeConfig:
     dense = fields.config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise fields.error(f"mlp_only_layers is {dense!r}, not a list of numbers")
-    layers = range(fields.integer("num_hidden_layers")) if num_experts else ()
+    layers = range(fields.num_layers) if num_experts else ()
     return MoeConfig(
         layers=tuple(i for i in layers if (i + 1) % step == 0 and i not in dense),
         num_experts=num_experts,
@@ -147,7 +147,7 @@ def _deepseek(
     step = fields.integer("moe_layer_freq", 1)
     shared = fields.config.get("n_shared_experts", default_shared)
     num_shared = 0 if shared is None else fields.count("n_shared_experts", default_shared)
-    layers = range(num_dense, fields.integer("num_hidden_layers"))
+    layers = range(num_dense, fields.num_layers)
     return MoeConfig(
         layers=tuple(i for i in layers if i % step == 0),
         num_experts=fields.integer("n_routed_experts", default_experts),

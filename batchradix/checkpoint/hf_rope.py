@@ -67,7 +67,15 @@ def _yarn(
     def value(name: str, default: float | None = None) -> float:
         return float(fields.positive(f"{name} of rope_scaling", scaling.get(name), default))
 
+    def rotations(name: str, default: float) -> float:
+        return float(fields.positive(f"{name} of rope_scaling", scaling.get(name) or default))
+
     original = int(value("original_max_position_embeddings", context_length))
+    if original < 1 or theta <= 1:
+        raise fields.error(
+            "rope_scaling of kind yarn needs a rope_theta above 1 and an "
+            "original_max_position_embeddings of at least 1"
+        )
     factor = value("factor", context_length / original)
     rotated = 1.0  # what rotated queries and keys are multiplied by
     if scaling.get("attention_factor") is not None:
@@ -81,8 +89,8 @@ def _yarn(
         kind="yarn",
         factor=factor,
         original_context_length=original,
-        fast_rotations=float(scaling.get("beta_fast") or 32),
-        slow_rotations=float(scaling.get("beta_slow") or 1),
+        fast_rotations=rotations("beta_fast", 32),
+        slow_rotations=rotations("beta_slow", 1),
         whole_dimensions=scaling.get("truncate") is not False,
         amplitude=rotated,
     )

@@ -41,16 +41,20 @@ class RequestFormats(RowFormats):
 
     def cell(self, values: Mapping[str, Any]) -> Any:
         if not values.get("tools"):
-            return super().cell(values)
+            value = super().cell(values)
+            # Said to be a format, so it is none of a request with tools.
+            return {"type": None, **value} if _has_tools(value) else value
         return {name: values[name] for name in sorted(self.columns) if name in values}
 
     def name_of(self, cell: Any) -> str:
-        return "tools" if "tools" in cell else RESPONSE_FORMAT
+        return "tools" if _has_tools(cell) else RESPONSE_FORMAT
 
     def _load(self, value: Any) -> AnswerFormat | None:
-        if not isinstance(value, Mapping) or "tools" not in value:
+        if not _has_tools(value):
             return super()._load(value)
-        choice = value.get("tool_choice")
+        choice, parallel = value.get("tool_choice"), value.get("parallel_tool_calls")
+        if parallel is not None and not isinstance(parallel, bool):
+            raise SchemaError(f"'parallel_tool_calls' must be true or false, not {parallel!r}")
         if not isinstance(value["tools"], list):
             raise SchemaError("'tools' must be a list of functions")
         if isinstance(choice, Mapping) and choice.get("type") != "function":
@@ -67,12 +71,17 @@ class RequestFormats(RowFormats):
             tools = ToolSet(
                 value["tools"],
                 choice=choice,
-                parallel=False if value.get("parallel_tool_calls") is False else None,
+                parallel=False if parallel is False else None,
                 style=style,
             )
             return tools.format_for(self._model, self._chat_template)
         except OptionError as error:
             raise SchemaError(str(error)) from None
+
+
+def _has_tools(cell: Any) -> bool:
+    """Whether it holds a request's tools, and not its ``response_format`` alone."""
+    return isinstance(cell, Mapping) and "tools" in cell and "type" not in cell
 
 
 def _limits(response_format: Any) -> bool:

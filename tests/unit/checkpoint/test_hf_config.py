@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from batchradix.checkpoint.hf_config import hf_config
+from batchradix.checkpoint.hf_fields import Fields
 from batchradix.checkpoint.model_config import RopeConfig
 from batchradix.errors import ModelError
 
@@ -201,3 +202,54 @@ def test_an_integer_too_long_for_python_is_refused_by_name(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text('{"vocab_size": ' + "1" * 5000 + "}")
     with pytest.raises(ModelError, match=r"config\.json holds an integer that is too long"):
         read_json(tmp_path / "config.json")
+
+
+DAMAGED = [
+    ({"num_hidden_layers": 10**12}, "num_hidden_layers is .* 10,000 or less"),
+    ({"num_hidden_layers": 10**400}, "num_hidden_layers is too large"),
+    ({"hidden_size": 1e308}, "hidden_size is too large"),
+    ({"max_position_embeddings": 10**30}, "max_position_embeddings is too large"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": "fast"}}, "beta_fast"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_slow": -1}}, "beta_slow"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": float("nan")}}, "beta_fast"),
+    ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_theta above 1"),
+    (
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0.5}},
+        "original_max_position_embeddings of at least 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), DAMAGED)
+def test_a_damaged_number_is_refused_in_one_sentence(
+    llama_config: dict[str, Any], changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ModelError, match=says):
+        hf_config(PATH, llama_config | changes)
+
+
+def test_counts_may_be_null_or_none_and_no_less() -> None:
+    fields = Fields(PATH, {"null": None, "zero": 0, "less": -1, "more": 3})
+    assert [fields.count(name, 7) for name in ("null", "absent", "zero", "more")] == [7, 7, 0, 3]
+    assert fields.count("null", 0) == 0
+    with pytest.raises(ModelError, match="less is -1, but must be 0 or more"):
+        fields.count("less", 0)
+    with pytest.raises(ModelError, match="more is 3, but must be 2 or less"):
+        fields.count("more", 0, most=2)
+
+
+@pytest.mark.parametrize("layers", [None, "x", [], {}])
+def test_layers_whose_attention_slides_are_counted(
+    llama_config: dict[str, Any], layers: Any
+) -> None:
+    config = llama_config | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": layers,
+    }
+    if layers is None:
+        hf_config(PATH, config)  # 28 layers see everything, which are more than there are
+        return
+    with pytest.raises(ModelError, match="max_window_layers"):
+        hf_config(PATH, config)
