@@ -48,7 +48,6 @@ class DecodeGraphs:
         self._sizes = token_sizes(min(max_tokens, MAX_TOKENS))
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
         self.notices: list[str] = []
-        self.num_replayed = 0
 
     def run(self, model: CausalLM, step: Step, token_ids: torch.Tensor) -> torch.Tensor | None:
         """`CausalLM.forward` of the step: [T, hidden], valid until the next step; None where it
@@ -75,7 +74,6 @@ class DecodeGraphs:
             )
             return None
         self._keep(key, graph)
-        self.num_replayed += 1
         return graph.replay()[:num_tokens]
 
     def close(self) -> None:

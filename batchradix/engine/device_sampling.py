@@ -60,7 +60,7 @@ class DeviceSampler:
         x = logits[:, : self._num_choices]
         if any(map(has_penalty, batch.settings)):
             # Penalties change no logit that is not finite, so the mask may come after them.
-            x = x.float().clone() if x.dtype == torch.float32 else x.float()
+            x = x.to(torch.float32, copy=True)
             penalise_rows(x, batch, None)
         bitmask, masked = None, None
         if batch.bitmask is not None:

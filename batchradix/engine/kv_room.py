@@ -63,11 +63,6 @@ def _largest_step(
         slots=places,
         context=empty_i64(0, 4),
         causal=i64_table([(0, num_tokens, 0, num_tokens)], 4),
-        moves=empty_i64(0, 3),
-        logit_sources=empty_i64(0),
-        hold_queries=empty_i64(0),
-        hold_ids=empty_i64(0),
-        free_holds=empty_i64(0),
     )
     hidden = model.forward(
         Batch(

@@ -8,11 +8,17 @@ tree, so the queries below any node are one half-open range ``[query_start, quer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from batchradix.types import I64
+
+
+def empty_i64(*shape: int) -> I64:
+    """int64 array of the given shape, for a step's unused parts."""
+    return np.zeros(shape, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +97,11 @@ class Step:
     slots: I64
     context: I64
     causal: I64
-    moves: I64
-    logit_sources: I64
-    hold_queries: I64
-    hold_ids: I64
-    free_holds: I64
+    moves: I64 = field(default_factory=partial(empty_i64, 0, 3))
+    logit_sources: I64 = field(default_factory=partial(empty_i64, 0))
+    hold_queries: I64 = field(default_factory=partial(empty_i64, 0))
+    hold_ids: I64 = field(default_factory=partial(empty_i64, 0))
+    free_holds: I64 = field(default_factory=partial(empty_i64, 0))
     loads: tuple[KVLoad, ...] = ()
     saves: tuple[KVSave, ...] = ()
     spills: tuple[KVTransfer, ...] = ()
@@ -124,11 +130,6 @@ class Step:
             slots=self.slots[first:last],
             context=np.concatenate([context, above]),
             causal=causal,
-            moves=empty_i64(0, 3),
-            logit_sources=empty_i64(0),
-            hold_queries=empty_i64(0),
-            hold_ids=empty_i64(0),
-            free_holds=empty_i64(0),
         )
 
 
@@ -144,8 +145,3 @@ def _clip(pieces: I64, first: int, last: int) -> tuple[I64, I64]:
 def i64_table(rows: Sequence[tuple[int, ...]], width: int) -> I64:
     """int64[len(rows), width]."""
     return np.array(rows, dtype=np.int64).reshape(len(rows), width)
-
-
-def empty_i64(*shape: int) -> I64:
-    """int64 array of the given shape, for a step's unused parts."""
-    return np.zeros(shape, dtype=np.int64)

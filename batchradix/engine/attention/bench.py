@@ -19,7 +19,7 @@ from batchradix.engine.attention.mla_base import AnyShape, MlaShape, UpProjectio
 from batchradix.engine.attention.registry import make_any_backend, measurable
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.engine.memory import enough_memory
-from batchradix.engine.step import Step, empty_i64, i64_table
+from batchradix.engine.step import Step, i64_table
 from batchradix.types import I64
 from batchradix_kernels.float8 import stored
 
@@ -240,16 +240,10 @@ def _wait(device: torch.device) -> None:
 def _step(
     slots: I64, context: Sequence[tuple[int, ...]], causal: Sequence[tuple[int, ...]]
 ) -> Step:
-    nothing = empty_i64(0)
     return Step(
         token_ids=np.zeros_like(slots),
         positions=np.zeros_like(slots),
         slots=slots,
         context=i64_table(context, 4),
         causal=i64_table(causal, 4),
-        moves=empty_i64(0, 3),
-        logit_sources=nothing,
-        hold_queries=nothing,
-        hold_ids=nothing,
-        free_holds=nothing,
     )
