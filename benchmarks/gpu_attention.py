@@ -7,9 +7,10 @@ engine does not ask for, are compared on the Triton kernel itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from batchradix.engine.attention.bench import (
     shared_decode,
 )
 from batchradix.engine.attention.registry import BACKENDS, make_backend, refusal, unmeasured
-from batchradix.engine.step import Step, empty_i64, i64_table
+from batchradix.engine.step import Step, i64_table
 from batchradix_kernels.testing import TOLERANCES
 from batchradix_kernels.triton_runtime import serves
 
@@ -87,18 +88,13 @@ class Case:
         return sorted({s for start, n, *_ in pieces for s in range(start, start + n)})
 
     def step(self) -> Step:
-        slots, nothing = np.array(self.slots, dtype=np.int64), empty_i64(0)
+        slots = np.array(self.slots, dtype=np.int64)
         return Step(
             token_ids=np.zeros_like(slots),
             positions=np.zeros_like(slots),
             slots=slots,
             context=i64_table(self.context, 4),
             causal=i64_table(self.causal, 4),
-            moves=empty_i64(0, 3),
-            logit_sources=nothing,
-            hold_queries=nothing,
-            hold_ids=nothing,
-            free_holds=nothing,
         )
 
 
@@ -388,21 +384,35 @@ def num_flops(step: Step, shape: AttentionShape) -> float:
 def speed(setting: Setting) -> Iterator[Record]:
     """Decode in GB/s of keys and values read, the others in TFLOP/s; backends that compile when
     they are first used come last."""
-    said: set[str] = set()
     names = sorted(backends_here(setting.device), key=lambda name: name == "flashinfer")
+    shapes = {
+        model: shape_of(heads, torch.bfloat16, setting.device)
+        for model, heads in (("llama-8b", LLAMA_8B), ("smollm2", SMOLLM2))
+    }
+    yield from time_each(names, shapes, works(setting.is_small), "attention", _time)
+
+
+def time_each(
+    names: Sequence[str],
+    shapes: Mapping[str, Any],
+    some: Sequence[Work],
+    kind: str,
+    time: Callable[[str, str, Work, Any], Timed],
+) -> Iterator[Record]:
+    """What ``time`` says of each backend, model and work; why a backend is not timed, once."""
+    said: set[str] = set()
     for name in names:
-        for model, heads in (("llama-8b", LLAMA_8B), ("smollm2", SMOLLM2)):
-            shape = shape_of(heads, torch.bfloat16, setting.device)
+        for model, shape in shapes.items():
             reason = unmeasured(shape).get(name)
             if reason is not None:
                 if name not in said:
-                    yield Skipped(f"{name} attention", reason)
+                    yield Skipped(f"{name} {kind}", reason)
                 said.add(name)
                 continue
-            for work in works(setting.is_small):
+            for work in some:
                 try:
-                    yield _time(name, model, work, shape)
-                except Exception as error:
+                    yield time(name, model, work, shape)
+                except Exception as error:  # of any kind: it is what is to be reported
                     yield raised(f"{model} {work.name}: {name}", error)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_attention import Case, Work, cases, dense_reference, runs_of, works
+from gpu_attention import Case, Work, cases, dense_reference, runs_of, time_each, works
 from gpu_measure import (
     EXACT,
     Comparison,
@@ -30,7 +30,6 @@ from batchradix.engine.attention.registry import (
     MLA_BACKENDS,
     make_mla_backend,
     refusal,
-    unmeasured,
 )
 from batchradix.engine.step import Step
 from batchradix_kernels.testing import TOLERANCES
@@ -184,22 +183,12 @@ def num_flops(step: Step, shape: MlaShape) -> float:
 
 def speed(setting: Setting) -> Iterator[Record]:
     """Decode in GB/s of latents and rope keys read, the others in TFLOP/s."""
-    said: set[str] = set()
     models = SMALL_MODELS if setting.is_small else MODELS
-    for name in backends_here(setting.device):
-        for model, sizes in models.items():
-            shape = shape_of(sizes, torch.bfloat16, setting.device)
-            reason = unmeasured(shape).get(name)
-            if reason is not None:
-                if name not in said:
-                    yield Skipped(f"{name} latent attention", reason)
-                said.add(name)
-                continue
-            for work in works(setting.is_small):
-                try:
-                    yield _time(name, model, work, shape)
-                except Exception as error:
-                    yield raised(f"{model} {work.name}: {name}", error)
+    shapes = {
+        model: shape_of(sizes, torch.bfloat16, setting.device) for model, sizes in models.items()
+    }
+    names = backends_here(setting.device)
+    yield from time_each(names, shapes, works(setting.is_small), "latent attention", _time)
 
 
 @torch.inference_mode()
