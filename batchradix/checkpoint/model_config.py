@@ -111,6 +111,12 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over head_dim of q and k before rope (Qwen3)
     sliding_window: int | None = None  # None also where the window exceeds context_length
+    # of each layer, tokens that a query sees, itself included; None: all; empty: all in all layers
+    layer_windows: tuple[int | None, ...] = ()
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_softcap: float | None = None  # scores become cap * tanh(score / cap) (Gemma 2)
+    attention_sinks: bool = False  # a learned score a head that takes weight and gives no value
+    logit_softcap: float | None = None  # the same of the output layer's logits
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
     num_prediction_layers: int = 0  # behind the others in the files; they are not used

@@ -35,6 +35,8 @@ class AttentionShape:
 
     ``batch_invariant`` asks that what a query gets does not depend, to the last bit, on the rows
     beside it, on where slots lie, or on what was computed in which step.
+
+    ``layer_windows``, ``softcap``: as in `ModelConfig`; of scores after ``scale``.
     """
 
     num_layers: int
@@ -46,6 +48,8 @@ class AttentionShape:
     device: torch.device
     batch_invariant: bool = False
     kv_dtype: torch.dtype | None = None
+    layer_windows: tuple[int | None, ...] = ()
+    softcap: float | None = None
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -83,11 +87,13 @@ class AttentionShape:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale or config.head_dim**-0.5,
             dtype=torch_dtype(dtype),
             device=device,
             batch_invariant=batch_invariant,
             kv_dtype=FLOAT8 if kv_dtype == "fp8" else None,
+            layer_windows=config.layer_windows,
+            softcap=config.attention_softcap,
         )
 
 
