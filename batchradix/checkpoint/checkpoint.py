@@ -59,18 +59,23 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    name: str, *, revision: str | None = None, notify: Callable[[str], None] | None = None
+    name: str,
+    *,
+    revision: str | None = None,
+    notify: Callable[[str], None] | None = None,
+    local_only: bool = False,
 ) -> Checkpoint:
     """Opens a model by name, fetching it if need be; reads no weights and runs no code of it.
 
     ``name`` is a folder in Hugging Face's layout, a ``.gguf`` file, a listed name
     (`LISTED_MODELS`), ``owner/repo[@revision]`` or ``owner/repo:QUANTISATION`` on the Hugging
-    Face hub. What exists on disk wins. ``notify`` is told in one line what is being fetched.
+    Face hub. What exists on disk wins. ``notify`` is told in one line what is being fetched;
+    with ``local_only`` nothing is.
 
     Raises `ModelError` when the model cannot be had, is damaged or cannot be run, and
     `TemplateError` when its chat template is malformed.
     """
-    located = locate(name, revision=revision, notify=notify or _silent)
+    located = locate(name, revision=revision, notify=notify or _silent, local_only=local_only)
     try:
         parts = _gguf_parts(located.path) if located.path.is_file() else _folder_parts(located.path)
     except OSError as error:  # a file that is there and may not be looked at, a broken disk
@@ -111,11 +116,20 @@ def _gguf_parts(path: Path) -> dict[str, Any]:
     }
 
 
-def _folder_parts(folder: Path) -> dict[str, Any]:
+def open_settings(name: str, folder: Path, *, revision: str | None = None) -> Checkpoint:
+    """As `open_checkpoint`, of a folder that need not hold weights: it cannot be run."""
+    parts = _folder_parts(folder, weightless=True)
+    checkpoint = Checkpoint(name=name, revision=revision, path=folder, **parts)
+    if checkpoint.chat_template is not None:
+        compile_template(checkpoint.chat_template)
+    return checkpoint
+
+
+def _folder_parts(folder: Path, *, weightless: bool = False) -> dict[str, Any]:
     refuse_foreign_folder(folder)
     raw = read_json(folder / "config.json")
     config = hf_config(folder / "config.json", raw)
-    weight_files = find_weights(folder, fp8=config.fp8_block is not None)
+    weight_files = () if weightless else find_weights(folder, fp8=config.fp8_block is not None)
     tokenizer, names = read_tokenizer(folder, raw, config.vocab_size)
     return {
         "format": "safetensors",

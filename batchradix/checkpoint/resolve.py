@@ -27,8 +27,11 @@ class Located:
     is_demonstration: bool = False
 
 
-def locate(name: str, *, revision: str | None, notify: Callable[[str], None]) -> Located:
+def locate(
+    name: str, *, revision: str | None, notify: Callable[[str], None], local_only: bool = False
+) -> Located:
     """Finds the model, fetching it if need be; what exists on disk wins over any other meaning.
+    ``local_only``: nothing is fetched and no network asked.
 
     Raises `ModelError` when there is no such model or it cannot be had.
     """
@@ -39,7 +42,27 @@ def locate(name: str, *, revision: str | None, notify: Callable[[str], None]) ->
                 f"a revision ({revision}) can only be asked of a model on the hub, "
                 f"and {name} is none; leave it out"
             )
-        return _local(path) if path is not None else _listed(name, notify)
+        return _local(path) if path is not None else _listed(name, notify, local_only)
+    match = hub_name(name)
+    if revision is not None and match.revision not in (None, revision):
+        raise ModelError(f"{name} names another revision than {revision}; give one of the two")
+    return _on_hub(match, revision or match.revision, notify, local_only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubName:
+    """``repo[@revision][:quantisation]``."""
+
+    repo: str
+    revision: str | None
+    quantisation: str | None
+
+
+def hub_name(name: str) -> HubName:
+    """A name that is neither a listed one nor of anything on disk, as one on the hub.
+
+    Raises `ModelError` where it can be none.
+    """
     if not name.strip():
         raise ModelError("the model's name is empty; give a folder, a .gguf file or a name")
     match = _HUB_NAME.fullmatch(name)
@@ -48,9 +71,9 @@ def locate(name: str, *, revision: str | None, notify: Callable[[str], None]) ->
         raise ModelError(f"there is no file or folder {name}; check the path of the model")
     if match is None:
         raise _unknown(name)
-    if revision is not None and match["revision"] not in (None, revision):
-        raise ModelError(f"{name} names another revision than {revision}; give one of the two")
-    return _on_hub(match, revision or match["revision"], notify)
+    return HubName(
+        repo=match["repo"], revision=match["revision"], quantisation=match["quantisation"]
+    )
 
 
 def _existing(name: str) -> Path | None:
@@ -75,21 +98,29 @@ def _local(path: Path) -> Located:
     return Located(path=path)
 
 
-def _listed(name: str, notify: Callable[[str], None]) -> Located:
-    from batchradix.checkpoint.download import fetch_listed
+def _listed(name: str, notify: Callable[[str], None], local_only: bool) -> Located:
+    from batchradix.checkpoint.download import fetch_listed, is_whole, listed_path
 
     model = LISTED_MODELS[name]
-    return Located(path=fetch_listed(model, notify), is_demonstration=model.is_demonstration)
+    path = listed_path(model)
+    if not local_only:
+        path = fetch_listed(model, notify)
+    elif not is_whole(path, model):
+        raise ModelError(
+            f"{name} has not been fetched to this machine; fetch it with `batchradix models pull`"
+        )
+    return Located(path=path, is_demonstration=model.is_demonstration)
 
 
-def _on_hub(match: re.Match[str], revision: str | None, notify: Callable[[str], None]) -> Located:
+def _on_hub(
+    name: HubName, revision: str | None, notify: Callable[[str], None], local_only: bool
+) -> Located:
     from batchradix.checkpoint.hub import fetch_gguf, fetch_snapshot
 
-    repo, quantisation = match["repo"], match["quantisation"]
-    if quantisation is not None:
-        path = fetch_gguf(repo, quantisation, revision, notify)
+    if name.quantisation is not None:
+        path = fetch_gguf(name.repo, name.quantisation, revision, notify, local_only=local_only)
     else:
-        path = fetch_snapshot(repo, revision, notify)
+        path = fetch_snapshot(name.repo, revision, notify, local_only=local_only)
     return Located(path=path, revision=_commit(path) or revision)
 
 

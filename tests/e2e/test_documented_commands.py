@@ -291,6 +291,23 @@ def test_reordered_fields_save_what_the_page_on_plans_shows(
     assert [line[:9] for line in done.stdout.splitlines()][:5] == [line[:9] for line in shown]
 
 
+def test_the_commands_of_the_page_on_models_run(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATCHRADIX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    shutil.copytree(tiny_model_folder("random"), tmp_path / "Qwen" / "Qwen3-4B-Instruct-2507")
+    said = {}
+    for line in "\n".join(blocks("docs/models.md", "sh")).splitlines():
+        if line.startswith("batchradix models"):
+            done = run(installed_command(line), tmp_path)
+            assert done.returncode == 0, done.stderr
+            said[line.split()[2]] = done.stdout
+    assert set(said) == {"list", "check", "pull", "path"}
+    assert said["pull"] == said["path"] == "Qwen/Qwen3-4B-Instruct-2507\n"
+    assert "Qwen/Qwen3-4B-Instruct-2507" in said["list"]
+
+
 def test_the_page_on_traces_names_every_column() -> None:
     page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     assert [name for name in STEPS.names if f"`{name}`" not in page] == []

@@ -81,7 +81,8 @@ def test_without_the_hub_a_cached_gguf_file_is_found(
     (repo / "refs" / "main").write_text("a" * 40)
     (repo / "blobs" / "b1").write_bytes(b"GGUF")
     (snapshot / "m-Q8_0.gguf").symlink_to(repo / "blobs" / "b1")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    scan = huggingface_hub.scan_cache_dir
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path))
     monkeypatch.setattr(
         huggingface_hub.HfApi, "model_info", raising(failure(errors.OfflineModeIsEnabled))
     )

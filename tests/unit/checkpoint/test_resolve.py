@@ -27,7 +27,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     place = tmp_path / "hub" / "snapshots" / COMMIT
 
     def answer(kind: str) -> Callable[..., Path]:
-        def asked(*args: Any) -> Path:
+        def asked(*args: Any, local_only: bool = False) -> Path:
+            assert not local_only
             made.append((kind, *(a for a in args if not callable(a))))
             return place / "m.gguf" if kind == "gguf" else place
 

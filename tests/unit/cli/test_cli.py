@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ OPTIONS = {
     "merge": {"--allow-failures", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
+    "models list": {"--json"},
+    "models pull": set(),
+    "models path": set(),
+    "models check": {"--dtype", "--kv-dtype", "--device", "--json"},
     "bench-attention": {
         "--model", "-m", "--dtype", "--kv-dtype", "--device", "--threads", "--json",
     },
@@ -72,6 +76,12 @@ def jobs(tmp_path: Path) -> Path:
     return path
 
 
+def each_command(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        yield f"{before}{name}", command
+        yield from each_command(command, f"{name} ") if hasattr(command, "commands") else ()
+
+
 def test_the_options_are_those_that_are_documented() -> None:
     """A change here is a change for every user: it belongs in the changelog."""
     group: Any = typer.main.get_command(app)
@@ -83,7 +93,7 @@ def test_the_options_are_those_that_are_documented() -> None:
             for spelling in (*parameter.opts, *parameter.secondary_opts)
         }
         - {"--help", "-h"}
-        for name, command in group.commands.items()
+        for name, command in each_command(group)
     }
     assert found == OPTIONS
 
@@ -265,9 +275,7 @@ def test_an_output_that_another_run_holds_exits_with_4(
     assert "held by process" in error
 
 
-def test_plan_and_preview_and_models_answer_without_weights(
-    batchradix: Run, markov: str, jobs: Path
-) -> None:
+def test_plan_and_preview_answer_without_weights(batchradix: Run, markov: str, jobs: Path) -> None:
     code, output, _ = batchradix("plan", jobs, "-m", markov, "--json")
     assert code == 0
     plan = json.loads(output)
@@ -275,7 +283,6 @@ def test_plan_and_preview_and_models_answer_without_weights(
     assert "25.0%" in batchradix("plan", jobs, "-m", markov)[1]
     assert batchradix("preview", jobs, "-m", markov, "--row", "q")[1] == "⟦<bos>⟧b\n"
     assert batchradix("preview", jobs, "-m", markov, "--row", "z")[0] == 2
-    assert "smollm2-135m" in batchradix("models")[1]
 
 
 def test_naming_no_model_warns_that_the_default_is_a_demonstration(
@@ -292,7 +299,7 @@ def test_help_and_version_need_no_input(batchradix: Run) -> None:
     assert batchradix("--version")[1] == f"batchradix {__version__}\n"
     code, output, _ = batchradix("--help")
     assert code == 0
-    assert all(name in output for name in OPTIONS)
+    assert all(name in output for name in OPTIONS if " " not in name)
 
 
 def test_help_shows_what_is_in_brackets(batchradix: Run, monkeypatch: pytest.MonkeyPatch) -> None:
