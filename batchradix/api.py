@@ -71,6 +71,7 @@ def _prompt_options(
     system: str | None,
     null_text: str | None,
     reorder_columns: bool,
+    sort_passages: str | None,
 ) -> PromptOptions:
     return PromptOptions(
         template=template,
@@ -80,6 +81,7 @@ def _prompt_options(
         system=system,
         null_text=null_text,
         reorder_columns=reorder_columns,
+        sort_passages=sort_passages,
     )
 
 
@@ -115,6 +117,7 @@ def run(
     system: str | None = None,
     null_text: str | None = None,
     reorder_columns: bool = False,
+    sort_passages: str | None = None,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -147,7 +150,8 @@ def run(
     Prompts come from a ``prompt`` or ``messages`` column, from ``template`` with ``{{ column }}``
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
     or missing in a row, which is an error row otherwise. With ``reorder_columns`` the lines of a
-    template that list fields stand, in each row, as rows share most of them. With ``output``
+    template that list fields stand, in each row, as rows share most of them, and with
+    ``sort_passages`` so do the items of the lists in that column. With ``output``
     results are committed while it runs and the same call continues after a crash; without, the
     table comes back in memory. ``keep`` names input columns to carry over: by default all of a
     table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
@@ -187,7 +191,7 @@ def run(
         limit=limit,
         shard=part,
         prompt=_prompt_options(
-            template, chat, instruction, column, system, null_text, reorder_columns
+            template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
@@ -239,6 +243,7 @@ def plan(
     system: str | None = None,
     null_text: str | None = None,
     reorder_columns: bool = False,
+    sort_passages: str | None = None,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -262,7 +267,7 @@ def plan(
         id_column=id_column,
         limit=limit,
         prompt=_prompt_options(
-            template, chat, instruction, column, system, null_text, reorder_columns
+            template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
     )
     return pipeline.plan(config)

@@ -140,7 +140,8 @@ class PromptOptions:
     places, raw unless ``chat``. ``instruction`` with ``column`` is chat: instruction (and
     schema) first, the row's text last. ``null_text`` stands in for a place that is null or
     missing in a row; without it such a row is an error row. ``reorder_columns``: lines of the
-    template that list fields stand, in each row, in the order in which rows share most of them.
+    template that list fields stand, in each row, in the order in which rows share most of them;
+    ``sort_passages``: so do the items of the list in this column.
     """
 
     template: str | None = None
@@ -150,9 +151,10 @@ class PromptOptions:
     system: str | None = None
     null_text: str | None = None
     reorder_columns: bool = False
+    sort_passages: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("template", "instruction", "column", "system", "null_text"):
+        for name in ("template", "instruction", "column", "system", "null_text", "sort_passages"):
             value = getattr(self, name)
             require(
                 value is None or isinstance(value, str), f"`{name}` must be text, not {value!r}"
@@ -173,6 +175,11 @@ class PromptOptions:
         require(
             not self.reorder_columns or self.template is not None,
             "`reorder_columns` orders the fields that a template lists; give a `template`",
+        )
+        require(
+            self.sort_passages is None or not (self.template is None and self.instruction is None),
+            "`sort_passages` orders the items of a list that prompts show; give a `template`, or "
+            "an `instruction` and `column`",
         )
         require(
             not self.chat or self.template is not None,

@@ -108,6 +108,13 @@ ReorderColumns = Annotated[
         help="Put the fields that the template lists, one a line, in the order that shares most.",
     ),
 ]
+SortPassages = Annotated[
+    str | None,
+    typer.Option(
+        "--sort-passages",
+        help="A column of lists: the order in which their items share most, for each row.",
+    ),
+]
 IdColumn = Annotated[
     str | None, typer.Option("--id-column", help="The column of ids; `id` when there is one.")
 ]
@@ -221,6 +228,7 @@ def prompt_options(
     system: str | None,
     null: str | None,
     reorder_columns: bool = False,
+    sort_passages: str | None = None,
 ) -> PromptOptions:
     """`PromptOptions` with files read."""
     return PromptOptions(
@@ -231,6 +239,7 @@ def prompt_options(
         system=text_or_file(system, "--system"),
         null_text=null,
         reorder_columns=reorder_columns,
+        sort_passages=sort_passages,
     )
 
 

@@ -36,6 +36,7 @@ def plan(
     system: shared.System = None,
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
+    sort_passages: shared.SortPassages = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
@@ -71,7 +72,7 @@ def plan(
         id_column=id_column,
         limit=limit,
         prompt=shared.prompt_options(
-            template, chat, instruction, column, system, null, reorder_columns
+            template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
     )
     summary = pipeline.plan(config, num_shards=shards, progress=choose_progress(quiet=json_summary))

@@ -33,6 +33,7 @@ def preview(
     system: shared.System = None,
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
+    sort_passages: shared.SortPassages = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
@@ -58,7 +59,7 @@ def preview(
         tool_format=tool_format,
         id_column=id_column,
         prompt=shared.prompt_options(
-            template, chat, instruction, column, system, null, reorder_columns
+            template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
     )
     view = pipeline.preview(config, row, progress=choose_progress(quiet=False))

@@ -65,6 +65,7 @@ def run(
     system: shared.System = None,
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
+    sort_passages: shared.SortPassages = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -297,7 +298,7 @@ def run(
         limit=limit,
         shard=part,
         prompt=shared.prompt_options(
-            template, chat, instruction, column, system, null, reorder_columns
+            template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
         sampling=SamplingOptions(
             max_tokens=max_tokens,

@@ -15,6 +15,7 @@ from batchradix.config import RunConfig
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
+from batchradix.pipeline.passages import sort_passages
 from batchradix.pipeline.reordering import reorder
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.instruction import SCHEMA_LINE
@@ -88,6 +89,8 @@ def open_parts(
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
         )
+        if config.prompt.sort_passages is not None:
+            progress.message(sort_passages(source, prompts, config.prompt.sort_passages))
         if config.prompt.reorder_columns:
             progress.message(reorder(source, prompts))
         if config.output.keep:

@@ -28,6 +28,7 @@ from batchradix.prompts.form import Form, Part, form_of
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
 from batchradix.prompts.messages import read_conversation
+from batchradix.prompts.passages import PassageOrders
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
 from batchradix.prompts.template import SCHEMA_PLACE, Place, Template, parse_place, parse_template
@@ -91,6 +92,7 @@ class PromptBuilder:
         self._template = self._parse(columns or ())
         self._list: FieldList | None = None
         self._orders: I8 | None = None
+        self._passages: PassageOrders | None = None
         self._shapes: dict[bytes, tuple[Template, Form | None]] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
@@ -150,6 +152,7 @@ class PromptBuilder:
 
     def encode(self, rows: Sequence[Row]) -> PromptBatch:
         """Token ids of the rows' prompts. Rows that carry an error are passed over."""
+        rows = [self._arranged(row) for row in rows]
         prompts: list[Sequence[Part]] = []
         errors: dict[int, RowError] = {}
         num_cleaned = 0
@@ -173,7 +176,8 @@ class PromptBuilder:
         if row.error is not None:
             return PromptView(error=row.error)
         try:
-            spans = [replace(s, text=clean_text(s.text)) for s in self._spans(row)]
+            spans = self._spans(self._arranged(row))
+            spans = [replace(span, text=clean_text(span.text)) for span in spans]
         except RowProblem as problem:
             return PromptView(error=problem.at(row))
         table = encode_prompts(self._tokenizer, [[span] for span in spans])
@@ -195,13 +199,13 @@ class PromptBuilder:
         options, template = self._options, self._template
         if options.template is None or template is None or not template.places:
             return None
-        return TemplateFields(template, self._tokenizer)
+        return TemplateFields(template, self._tokenizer, self._arranged)
 
     def list_fields(self) -> ListFields:
         """The lines that list fields in the template. Raises `TemplateError` where none do."""
         assert self._template is not None, "`reorder_columns` needs a template"
         self._list = find_list(self._template)
-        return ListFields(self._list, self._tokenizer)
+        return ListFields(self._list, self._tokenizer, self._arranged)
 
     def reorder(self, orders: I8) -> None:
         """Has each row's prompt list its fields in an order of its own.
@@ -210,6 +214,18 @@ class PromptBuilder:
         the template has. Call `list_fields` before.
         """
         self._orders = orders
+
+    def arrange(self, passages: PassageOrders) -> None:
+        """Has each row's list stand in an order of its own, here and in `fields`."""
+        self._passages = passages
+
+    def num_tokens(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens each text has by itself."""
+        plain = [clean_text(text) for text in texts]
+        return [len(ids) for ids in self._tokenizer.encode_plain(plain, [False] * len(plain))]
+
+    def _arranged(self, row: Row) -> Row:
+        return row if self._passages is None else self._passages.arranged(row)
 
     def _spans(self, row: Row) -> list[Span]:
         template = self._shape(row)[0]

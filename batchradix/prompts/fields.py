@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batchradix.checkpoint.tokenizer import Tokenizer
@@ -22,11 +22,15 @@ class Field:
 
 
 class Fields:
-    """What reads the fields of rows: each of ``pieces``, rendered, is one."""
+    """What reads the fields of rows: each of ``pieces``, rendered, is one. ``arranged`` gives a
+    row as prompts take it."""
 
-    def __init__(self, pieces: Sequence[Template], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, pieces: Sequence[Template], tokenizer: Tokenizer, arranged: Callable[[Row], Row]
+    ) -> None:
         self._pieces = tuple(pieces)
         self._tokenizer = tokenizer
+        self._arranged = arranged
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -35,8 +39,9 @@ class Fields:
         """The text of each field in a row's prompt; None for a row that has none."""
         if row.error is not None:
             return None
+        values = self._arranged(row).values
         try:
-            return ["".join(piece.texts(row.values)) for piece in self._pieces]
+            return ["".join(piece.texts(values)) for piece in self._pieces]
         except RowProblem:
             return None
 
@@ -49,9 +54,11 @@ class Fields:
 class TemplateFields(Fields):
     """The parts of a template: its own texts and its places, in order, and their lines."""
 
-    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, template: Template, tokenizer: Tokenizer, arranged: Callable[[Row], Row]
+    ) -> None:
         alone = [Template((part,), (), template.null_text) for part in template.parts]
-        super().__init__(alone, tokenizer)
+        super().__init__(alone, tokenizer, arranged)
         line, fields = 1, []
         for part in template.parts:
             fields.append(Field(part.name if isinstance(part, Place) else None, line))
@@ -62,5 +69,8 @@ class TemplateFields(Fields):
 class ListFields(Fields):
     """The lines of a list of fields."""
 
-    def __init__(self, listed: FieldList, tokenizer: Tokenizer) -> None:
-        super().__init__([listed.line(number) for number in range(len(listed))], tokenizer)
+    def __init__(
+        self, listed: FieldList, tokenizer: Tokenizer, arranged: Callable[[Row], Row]
+    ) -> None:
+        lines = [listed.line(number) for number in range(len(listed))]
+        super().__init__(lines, tokenizer, arranged)

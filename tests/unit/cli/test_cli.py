@@ -27,7 +27,8 @@ Run = Callable[..., tuple[int, str, str]]
 PROMPT_OPTIONS = {
     "--model", "-m", "--schema", "--template", "--chat", "--instruction", "--column", "--system",
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
-    "--tools", "--reorder-columns", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--reorder-columns", "--sort-passages",
+    "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
