@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,7 @@ from batchradix.cli.job_file import fill_dates
 from batchradix.config import MAX_SHARDS, RunConfig
 
 if TYPE_CHECKING:
+    from batchradix.pipeline import DrawnPlan
     from batchradix.plan.cached import MemorySummary, PlanSummary
 
 
@@ -44,14 +47,22 @@ def plan(
         int | None,
         typer.Option(min=1, max=MAX_SHARDS, help="Show how the job parts for so many workers."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="An HTML page to draw the plan on, which needs no network."),
+    ] = None,
     json_summary: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
     """Tokenise INPUT, plan its prefixes and print what they share; needs no weights."""
     from batchradix import pipeline
+    from batchradix.cli.report import check_page_name, write_page
+    from batchradix.report.plan_page import plan_page
     from batchradix.report.progress import choose_progress
-    from batchradix.report.summary import planned_tokens
+
+    if report is not None:
+        check_page_name("report", report)
 
     config = RunConfig(
         input=fill_dates(input, date),
@@ -75,11 +86,36 @@ def plan(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
     )
-    summary = pipeline.plan(config, num_shards=shards, progress=choose_progress(quiet=json_summary))
+    drawn = pipeline.draw_plan(
+        config, num_shards=shards, progress=choose_progress(quiet=json_summary)
+    )
+    summary = drawn.summary
+    lines = [*_totals(summary), *_advice(summary)]
+    if report is not None:
+        title = os.fsencode(drawn.name).decode(errors="backslashreplace")
+        page = plan_page(f"The plan of {title}", summary, drawn.picture, lines, drawn.template)
+        write_page(report, page)
     if json_summary:
         typer.echo(json.dumps(summary.to_json()))
         return
-    lines = [
+    for name, text in [*lines, *([("page", str(report))] if report is not None else [])]:
+        typer.echo(f"{name:>9}  {text}")
+    _draw(drawn)
+
+
+def _draw(drawn: DrawnPlan) -> None:
+    from rich.console import Console
+
+    from batchradix.report.terminal_plan import draw_plan
+
+    typer.echo("")
+    draw_plan(drawn.picture, Console(highlight=False, soft_wrap=True))
+
+
+def _totals(summary: PlanSummary) -> list[tuple[str, str]]:
+    from batchradix.report.summary import planned_tokens
+
+    return [
         ("rows", f"{summary.rows:,} ({summary.planned_rows:,} to run, "
                  f"{summary.duplicates:,} duplicates)"),
         ("over-long", f"{summary.over_long:,} rows whose prompt does not fit the context"),
@@ -90,10 +126,6 @@ def plan(
                     f"90 % {summary.length_p90:,}, 99 % {summary.length_p99:,}, "
                     f"max {summary.length_max:,} tokens"),
     ]  # fmt: skip
-    for name, text in lines:
-        typer.echo(f"{name:>9}  {text}")
-    for name, text in _advice(summary):
-        typer.echo(f"{name:>9}  {text}")
 
 
 def _advice(summary: PlanSummary) -> Iterator[tuple[str, str]]:

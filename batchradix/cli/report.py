@@ -37,8 +37,8 @@ def report(
     from batchradix.report.trace import read_trace
     from batchradix.sink.folder import WORK_SUFFIX
 
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise OptionError(f"`output` is an HTML page, so its name ends in .html, unlike {output}")
+    if output is not None:
+        check_page_name("output", output)
     trace = _trace_of(run)
     runs = read_trace(trace)
     if not runs:
@@ -47,7 +47,7 @@ def report(
     if output is None and not as_json:
         output = Path(f"{Path(name).stem}.report.html")
     if output is not None:
-        _write(output, page(runs, name.encode(errors="backslashreplace").decode()))
+        write_page(output, page(runs, name.encode(errors="backslashreplace").decode()))
     numbers = figures(runs)
     if as_json:
         typer.echo(json.dumps(numbers, ensure_ascii=False))
@@ -80,7 +80,14 @@ def _why_empty(trace: Path) -> str:
     return "its run has yet to plan its rows, or was ended before; run the same command again"
 
 
-def _write(output: Path, text: str) -> None:
+def check_page_name(option: str, name: Path) -> None:
+    """Raises `OptionError` for a page that is not named as one."""
+    if name.suffix.lower() not in (".html", ".htm"):
+        raise OptionError(f"`{option}` is an HTML page, so its name ends in .html, unlike {name}")
+
+
+def write_page(output: Path, text: str) -> None:
+    """Raises `OptionError` where it cannot be written."""
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
-from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, plan, preview, run
+from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, run
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -12,6 +12,7 @@ from batchradix.pipeline.planned import (
     plan_rows,
     settle_engine,
 )
+from batchradix.pipeline.planning import DrawnPlan, draw_plan, plan
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.session import Session
 from batchradix.pipeline.sharding import Merged, merge
@@ -19,6 +20,7 @@ from batchradix.pipeline.sharding import Merged, merge
 __all__ = [
     "Answers",
     "Checked",
+    "DrawnPlan",
     "EngineMaker",
     "Merged",
     "Outcome",
@@ -29,6 +31,7 @@ __all__ = [
     "check",
     "check_budget",
     "check_scores",
+    "draw_plan",
     "drive",
     "make_job",
     "merge",

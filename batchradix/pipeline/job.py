@@ -22,7 +22,6 @@ from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import InputError, TooManyFailuresError
-from batchradix.pipeline.advice import find_lint, memory_summary
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.former import find_former, remedy
@@ -44,10 +43,9 @@ from batchradix.pipeline.planned import (
     shortages,
 )
 from batchradix.pipeline.retries import open_retries
-from batchradix.pipeline.sharding import shard_summaries, take_shard
+from batchradix.pipeline.sharding import take_shard
 from batchradix.pipeline.table import Table
 from batchradix.pipeline.tracing import Tracing
-from batchradix.plan.cached import PlanSummary
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.prompts.view import PromptView
 from batchradix.report.machine import num_oom_kills, peak_rss_bytes
@@ -392,32 +390,6 @@ def _bear(table: Table, most: int | None) -> None:
             f"{most:,}); what was done is committed: mend the cause and run again with --retry "
             f"error, or allow more"
         )
-
-
-def plan(
-    config: RunConfig, *, num_shards: int | None = None, progress: Progress | None = None
-) -> PlanSummary:
-    """What a job shares, and with ``num_shards`` how it parts for so many workers; tokenises every
-    row, loads no weights."""
-    parts = open_parts(config, progress=progress or Silent())
-    try:
-        has_formats = parts.schema is not None or parts.row_formats is not None
-        opening = None
-        if has_formats:
-            opening = RadixEngines(parts.checkpoint, options=config.engine).opening
-        with TemporaryDirectory(prefix="batchradix-") as folder:
-            planned = plan_rows(
-                parts,
-                folder=Path(folder),
-                progress=progress or Silent(),
-                opening=opening,
-                scratch=Scratch(),
-            )
-            shards = () if num_shards is None else shard_summaries(planned, num_shards)
-            memory = memory_summary(parts, planned)
-            return replace(planned.summary, shards=shards, memory=memory, lint=find_lint(parts))
-    finally:
-        parts.source.close()
 
 
 def preview(config: RunConfig, row: str | None, *, progress: Progress | None = None) -> PromptView:

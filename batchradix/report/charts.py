@@ -132,6 +132,25 @@ def hit_share(plan: TracedPlan) -> Chart | None:
     )
 
 
+def curve(points: Sequence[tuple[int, float]]) -> Chart:
+    """The share of prompt tokens reused by how many tokens of keys and values are kept: a bar of
+    the same width for each of ``points``, (tokens, share), few as they are."""
+    width = WIDTH / len(points)
+    every = math.ceil(len(points) / 12)
+    last = len(points) - 1
+    return _bars(
+        "share of prompt tokens reused, by tokens of keys and values kept",
+        np.linspace(0, 1, len(points) + 1),
+        {"reused": np.array([share for _, share in points])},
+        top=1.0,
+        x_ticks=tuple(
+            (round((place + 0.5) * width, 1), f"{tokens:,}")
+            for place, (tokens, _) in enumerate(points)
+            if (last - place) % every == 0
+        ),
+    )
+
+
 def tree(plan: TracedPlan) -> TreeChart | None:
     """The pieces of a plan's tree, each with an area of its tokens times its rows."""
     pieces = plan.pieces.to_pylist()

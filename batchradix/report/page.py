@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-import jinja2
-
-from batchradix._version import VERSION
-from batchradix.report.charts import WIDTH, hit_share, printable, timeline, tree
+from batchradix.report.charts import hit_share, timeline, tree
 from batchradix.report.figures import figures
+from batchradix.report.pages import render_page
 from batchradix.report.trace import TracedRun
 
 _MOST_RUNS = 50  # in the table; older ones are in the totals
@@ -22,19 +19,15 @@ def page(runs: Sequence[TracedRun], title: str) -> str:
     The plan that is drawn is that of the run with most to compute.
     """
     largest = max(runs, key=lambda run: int(run.plan.facts["distinct_tokens"]))
-    # All that stands on the page is escaped: labels and names come from data.
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    source = files("batchradix.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     numbers = figures(runs)
-    return environment.from_string(source).render(
-        title=printable(title),
-        version=VERSION,
-        width=WIDTH,
+    return render_page(
+        "page.html.jinja",
+        title,
         tables=[_totals(numbers), _runs(numbers["runs"][-_MOST_RUNS:])],
         timeline=timeline(runs),
         hits=hit_share(largest.plan),
         tree=tree(largest.plan),
-        tree_run=str(largest.number) if len(runs) > 1 else "",
+        tree_run=f", of run {largest.number}" if len(runs) > 1 else "",
     )
 
 

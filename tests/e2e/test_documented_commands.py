@@ -235,8 +235,9 @@ def test_the_parts_of_the_page_on_runs_join_and_say_what_it_shows(
         command = installed_command(line)
         done = run(command if "merge" in command else [*command, "--model", model], tmp_path)
         assert done.returncode == 0, done.stderr
-        said.append(re.sub(r"\d[\d,.]*", "N", done.stdout))
-    assert said[0] + said[-1] == re.sub(r"\d[\d,.]*", "N", blocks("docs/runs.md", "text")[1]) + "\n"
+        said.append(re.sub(r"\d[\d,.]*", "N", done.stdout.split("\n\n")[0].strip("\n")))
+    shown = re.sub(r"\d[\d,.]*", "N", blocks("docs/runs.md", "text")[1])
+    assert "\n".join([said[0], said[-1]]) == shown.strip("\n")
     rows = pq.read_table(tmp_path / "answers.parquet")["row"].to_pylist()
     assert rows == list(range(60))
 
@@ -246,8 +247,8 @@ def test_the_page_on_plans_shows_what_its_command_says(
 ) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     template = blocks("docs/planning.md", "jinja")[0]
-    line = blocks("docs/planning.md", "sh")[0]
-    before, after = blocks("docs/planning.md", "text")[:2]
+    line, drawing = blocks("docs/planning.md", "sh")[:2]
+    before, after, tree = blocks("docs/planning.md", "text")[:3]
     model = str(tiny_model_folder("random", context_length=4096))
     said = []
     rest = template.split("\n", 1)[1].replace("Notice:", "Notice of {{ id }}:")
@@ -256,11 +257,16 @@ def test_the_page_on_plans_shows_what_its_command_says(
         done = run([*installed_command(line), "--model", model], tmp_path)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
-    names = [[row[:9] for row in page.splitlines()] for page in (*said, before, after)]
+    told, branches = zip(*(page.split("\n\n") for page in said), strict=True)
+    names = [[row[:9] for row in page.splitlines()] for page in (*told, before, after)]
     assert names[0] == names[2]
     assert names[1][2:] == names[3]
+    assert branches[1].splitlines()[0] == tree.splitlines()[0]
+    done = run([*installed_command(drawing), "--model", model], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "What rows share" in (tmp_path / "plan.html").read_text()
     lint = before.splitlines()[-1]
-    assert re.sub(r"[\d,]+ tokens", "N", said[0].splitlines()[-1]) == re.sub(
+    assert re.sub(r"[\d,]+ tokens", "N", told[0].splitlines()[-1]) == re.sub(
         r"[\d,]+ tokens", "N", lint
     )
 
@@ -282,10 +288,10 @@ def test_reordered_fields_save_what_the_page_on_plans_shows(
     (tmp_path / "review.jinja").write_text(blocks("docs/planning.md", "jinja")[1] + "\n")
     model = str(tiny_model_folder("random", context_length=4096))
     done = run(
-        [*installed_command(blocks("docs/planning.md", "sh")[1]), "--model", model], tmp_path
+        [*installed_command(blocks("docs/planning.md", "sh")[2]), "--model", model], tmp_path
     )
     assert done.returncode == 0, done.stderr
-    message, *shown = blocks("docs/planning.md", "text")[2].splitlines()
+    message, *shown = blocks("docs/planning.md", "text")[3].splitlines()
     said = done.stderr.splitlines()[-1]
     assert re.sub(r"[\d,]+", "N", said) == re.sub(r"[\d,]+", "N", message)
     assert [line[:9] for line in done.stdout.splitlines()][:5] == [line[:9] for line in shown]

@@ -48,7 +48,7 @@ OPTIONS = {
         "--json", "--quiet", "-q", "--log-format", "--metrics", "--on-finish", "--trace",
         "--dry-run",
     },
-    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column", "--shards"},
+    "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column", "--shards", "--report"},
     "merge": {"--allow-failures", "--json"},
     "preview": PROMPT_OPTIONS | {"--row", "--ids"},
     "models": {"--json"},
