@@ -58,8 +58,12 @@ class Ending:
 
         assert self.history is not None
         output = self.config.output.path
+        figures = summary.to_json()
+        predicted = figures["predicted"] or {}
         run = {
-            **summary.to_json(),
+            **figures,
+            **{f"predicted_{name}": value for name, value in predicted.items()},
+            "run_s": summary.run_s,
             "started": self._started,
             "seconds": time.monotonic() - self._started_s,
             "exit_code": exit_code,

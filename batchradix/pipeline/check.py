@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,20 @@ import numpy as np
 
 from batchradix.config import RunConfig
 from batchradix.errors import OutputMismatchError
+from batchradix.pipeline.forecasts import Meter, expected_answer_tokens
 from batchradix.pipeline.former import may_take_over, remedy
 from batchradix.pipeline.job import EngineFactory, check_parts
 from batchradix.pipeline.parts import Parts, fingerprint, names_in_words, open_parts
-from batchradix.pipeline.planned import Planned, plan_rows, settle_engine, shortages
+from batchradix.pipeline.planned import (
+    Planned,
+    make_job,
+    plan_rows,
+    settle_engine,
+    shortages,
+)
 from batchradix.pipeline.table import finished_schema
 from batchradix.report.progress import Progress, Silent
-from batchradix.report.summary import of_token_bytes, planned_tokens
+from batchradix.report.summary import Forecast, of_token_bytes, planned_tokens
 from batchradix.scratch import Scratch
 from batchradix.settings import EngineSettings
 from batchradix.sink.folder import check_output, other_job
@@ -28,7 +35,7 @@ _SCRATCH_ROW_BYTES = 300  # beside its tokens, an id of some bytes included
 _TEXT_BYTES = 5  # of an answer's token, generously
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Checked:
     """A job that would run. ``error_rows``: by code, how many rows could not, and the sentence
     of the first. ``kv_bytes`` is the pool's size, ``kv_token_bytes`` a token's in it, and
@@ -53,6 +60,7 @@ class Checked:
     token_bytes: int
     temporary_free_bytes: int
     warnings: list[str] = field(default_factory=list)
+    forecast: Forecast | None = None
 
     @property
     def num_error_rows(self) -> int:
@@ -75,6 +83,7 @@ class Checked:
             "disk_free_bytes": self.disk_free_bytes,
             "token_bytes": self.token_bytes,
             "temporary_free_bytes": self.temporary_free_bytes,
+            "predicted": None if self.forecast is None else asdict(self.forecast),
             "warnings": self.warnings,
         }
 
@@ -105,7 +114,13 @@ def check(
                 opening=make_engine.opening,
                 scratch=Scratch(),
             )
-            return _report(parts, planned, settle_engine(parts, planned), output)
+            settings = settle_engine(parts, planned)
+            checked = _report(parts, planned, settings, output)
+            job, _ = make_job(planned, planned.alone.order, prefix_cache=settings.prefix_cache)
+            meter = Meter(parts.checkpoint.content_hash, settings)
+            checked.forecast = meter.forecast(job, expected_answer_tokens(config))
+            checked.lines.append(("expected", checked.forecast.in_words()))
+            return checked
     finally:
         parts.source.close()
 

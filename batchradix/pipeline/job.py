@@ -24,6 +24,7 @@ from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import InputError, TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
+from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
 from batchradix.pipeline.former import find_former, remedy
 from batchradix.pipeline.parts import (
     Parts,
@@ -58,7 +59,9 @@ from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.sink.merge import shard_metadata
 from batchradix.types import (
     Engine,
+    EngineJob,
     GrammarSpec,
+    Observable,
     Row,
 )
 
@@ -303,6 +306,7 @@ def _answer(
     retries = open_retries(parts, planned)
     engine = make_engine(settings)
     summary.load_s = time.monotonic() - started_s
+    meter = Meter(parts.checkpoint.content_hash, settings)
     tracing = None
     if trace is not None:
         tracing = Tracing(
@@ -313,11 +317,18 @@ def _answer(
             scratch=planned.scratch,
             warn=progress.warn,
         )
-        tracing.attach(engine)
+    if isinstance(engine, Observable):
+        engine.observe(meter if tracing is None else Observers((meter, tracing.observer)))
     started_s = time.monotonic()
     progress.start(int(table.is_waiting.sum()) + table.num_done, table.num_done)
 
     num_seen = table.num_done
+
+    def before(job: EngineJob) -> None:
+        if tracing is not None:
+            tracing.begin(job)
+        summary.forecast = meter.forecast(job, expected_answer_tokens(parts.config))
+        summary.ran_rows = len(job.plan)
 
     def tell() -> None:
         for text in engine.notices:
@@ -344,13 +355,14 @@ def _answer(
             table.append,
             prefix_cache=settings.prefix_cache,
             retries=retries,
-            before=(lambda job: None) if tracing is None else tracing.begin,
+            before=before,
             after_step=after_step,
             stop_requested=stop_requested,
         )
     finally:
         if tracing is not None:
             tracing.close()
+        meter.keep()
         progress.stop()
         summary.usage = replace(engine.usage)
         tell()

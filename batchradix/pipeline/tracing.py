@@ -10,11 +10,11 @@ from batchradix.pipeline.tree_picture import tree_picture
 from batchradix.report.trace import TraceWriter
 from batchradix.scratch import Scratch
 from batchradix.settings import EngineSettings
-from batchradix.types import Engine, EngineJob, Observable
+from batchradix.types import EngineJob, StepObserver
 
 
 class Tracing:
-    """Traces one run into ``folder``: hand it the engine, then the job, and `close` it.
+    """Traces one run into ``folder``: show `observer` the steps, hand it the job, `close` it.
 
     ``token_bytes`` are those of the tokenizer; what cannot be written is told to ``warn``.
     """
@@ -35,10 +35,10 @@ class Tracing:
         self._token_bytes = token_bytes
         self._scratch = scratch
 
-    def attach(self, engine: Engine) -> None:
-        """Has every step of the engine written; one that shows none leaves the plan alone."""
-        if isinstance(engine, Observable):
-            engine.observe(self._writer)
+    @property
+    def observer(self) -> StepObserver:
+        """Writes every step of the engine that it is shown."""
+        return self._writer
 
     def begin(self, job: EngineJob) -> None:
         """Writes what is to be done; call it before the first step."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from batchradix.plan.cached import LintSummary, PlanSummary
 from batchradix.report.charts import curve, hit_share, printable, tree
 from batchradix.report.pages import render_page
 from batchradix.report.trace import TracedPlan
+
+if TYPE_CHECKING:
+    from batchradix.plan.cached import LintSummary, PlanSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,43 @@ def of_token_bytes(kv_token_bytes: int, expanded_kv_token_bytes: int) -> str:
     if expanded_kv_token_bytes in (0, kv_token_bytes):
         return text
     return f"{text} (keys and values of all heads: {expanded_kv_token_bytes:,})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a run is expected to take, if its answers choose ``answer_tokens`` tokens on average;
+    ``is_guess``: nothing is known of that, so that it is the most they may. ``seconds`` are of the
+    engine's steps, None where nothing is known of what steps take here."""
+
+    computed_tokens: int
+    recomputed_tokens: int
+    decode_steps: int
+    forward_steps: int
+    peak_kv_tokens: int
+    seconds: float | None
+    answer_tokens: float
+    is_guess: bool
+
+    def in_words(self) -> str:
+        """For a person."""
+        length = f"{self.answer_tokens:,.3g}"
+        answers = (
+            f"if every answer takes up to {length} tokens"
+            if self.is_guess
+            else (f"with {length} tokens chosen an answer")
+        )
+        time = "" if self.seconds is None else f", {_lasting(self.seconds)} here"
+        return (
+            f"{self.computed_tokens + self.recomputed_tokens:,} prompt tokens and "
+            f"{self.decode_steps:,} of answers in {self.forward_steps:,} steps, "
+            f"{self.peak_kv_tokens:,} KV tokens{time}, {answers}"
+        )
+
+
+def _lasting(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.1f} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +109,8 @@ class Summary:
     error_codes: dict[str, int] = field(default_factory=dict)
     stopped_by: int | None = None  # signal number
     failed_rows: int | None = None  # written to a file of their own
+    forecast: Forecast | None = None  # of this run, made before it
+    ran_rows: int = 0  # that the engine answered
 
     def count(self, status: Status, error_code: str | None = None) -> None:
         """Adds one row."""
@@ -99,6 +138,13 @@ class Summary:
         """Share of prompt and opening tokens that another row's prefix already held."""
         planned = self.prompt_tokens + self.opening_tokens
         return 1 - self.distinct_tokens / planned if planned else 0.0
+
+    @property
+    def answer_tokens(self) -> float | None:
+        """Tokens that an answer of this run chose one after the other, on average."""
+        if not self.ran_rows or self.stopped_by is not None:
+            return None
+        return 1 + self.usage.decode_steps / self.ran_rows
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -136,6 +182,8 @@ class Summary:
                 "plan": round(self.plan_s, 3),
                 "run": round(self.run_s, 3),
             },
+            "answer_tokens": self.answer_tokens,
+            "predicted": None if self.forecast is None else asdict(self.forecast),
             "failed_rows": self.failed_rows,
             "error_codes": dict(sorted(self.error_codes.items())),
             "model": self.model,
