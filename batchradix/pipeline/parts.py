@@ -15,6 +15,7 @@ from batchradix.config import RunConfig
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
+from batchradix.jobs.listing import is_below
 from batchradix.pipeline.passages import sort_passages
 from batchradix.pipeline.reordering import reorder
 from batchradix.prompts.build import PromptBuilder
@@ -222,6 +223,12 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
         raise OptionError(
             f"{errors}, where the requests that failed go, is one of the files that {source.name} "
             f"reads; give an output elsewhere"
+        )
+    folder = source.folder
+    if folder is not None and is_below(folder, output):
+        raise OptionError(
+            f"the output {config.output.path} lies in the folder {source.name}, all of whose files "
+            f"are read; give an output elsewhere"
         )
     if output in inputs:
         raise OptionError(
