@@ -47,7 +47,14 @@ class ArrowFileSource(TableFilesSource):
     """Arrow IPC files (also Feather 2) or streams, one after the other."""
 
     def __init__(self, name: str, files: Sequence[InputFile], **settings: Any) -> None:
-        super().__init__(name, [_ArrowFile(file) for file in files], **settings)
+        found = [_ArrowFile(file) for file in files]
+        super().__init__(name, found, **settings)
+        for file in found:
+            if not file.has_end:
+                self.notices.append(
+                    f"{file.file.name} has {file.num_rows:,} rows and no mark at its end: whatever "
+                    f"wrote it was stopped, or it was cut short"
+                )
 
 
 class _ArrowFile(TableFile):
@@ -61,6 +68,8 @@ class _ArrowFile(TableFile):
             self.schema = reader.schema
             is_stream = self._is_stream
             self.num_rows = sum(b.num_rows for b in reader) if is_stream else reader.count_rows()
+            mapped.seek(max(0, file.size_bytes - len(_END_OF_STREAM)))
+            self.has_end = not is_stream or mapped.read() == _END_OF_STREAM
         self._indices = {c: i for i, c in enumerate(self.schema.names)}
 
     def _reader(self, mapped: Any, fields: list[int] | None) -> Any:

@@ -97,7 +97,7 @@ def open_parts(
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
-    warnings = [*prompts.warnings, *(() if schema is None else schema.notices)]
+    warnings = [*source.notices, *prompts.warnings, *(() if schema is None else schema.notices)]
     if row_formats is not None and prompts.shows_schema:
         warnings.append(
             f"prompts show the run's schema to every row, also to those with another one in the "
