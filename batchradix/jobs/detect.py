@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = {"parquet": "Parquet", "jsonl": "JSON lines", "csv": "CSV", "arrow": "Arrow IPC"}
 _FORMATS = "Parquet (.parquet), JSON lines (.jsonl, .ndjson, also .gz and .zst), CSV (.csv), Arrow"
+_JQ = "`jq -c '.[]'` turns an array into them"
 _MAY_BE_TEXT = ("jsonl", "array", "empty", "")
 _NUM_RECORDS_LOOKED_AT = 16
 
@@ -191,7 +193,10 @@ def _format_of(file: InputFile) -> str:
     if named is None:
         if content in _DESCRIPTION:
             return content
-        what = {"empty": "it is empty", "array": "it looks like a JSON array, not JSON lines"}
+        what = {
+            "empty": "it is empty",
+            "array": f"it looks like a JSON array, not JSON lines ({_JQ})",
+        }
         seen = what.get(content, f"it looks like {content}" if content else "no known content")
         raise InputError(f"{file.name} has no known ending and {seen}; known are {_FORMATS}")
     if named in ("parquet", "arrow") and content != named:
@@ -256,8 +261,12 @@ def _holds_requests(file: InputFile) -> bool:
     head = file.head(decompress=True).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.split(b"\n", 1)[0].strip() in (b"[", b"{"):
         raise InputError(
-            f"{file.name} is JSON spread over many lines; JSON lines have one object on each "
-            f"line (`jq -c '.[]'` turns an array into them)"
+            f"{file.name} is JSON spread over many lines; JSON lines have one object on each line "
+            f"({_JQ})"
+        )
+    if re.match(rb"\[\s*\{", head):
+        raise InputError(
+            f"{file.name} is one JSON array; JSON lines have one object on each line ({_JQ})"
         )
     records = islice(read_jsonl(file), _NUM_RECORDS_LOOKED_AT)
     return any(is_request(record.fields) for record in records)

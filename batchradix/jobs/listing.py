@@ -122,10 +122,10 @@ def is_part(parts: Iterable[str]) -> bool:
     )
 
 
-def is_below(folder: Path, path: str) -> bool:
-    """Whether a file at this path, links resolved, would be among `folder_files`."""
+def is_below(folder: Path, path: Path) -> bool:
+    """Whether a file at this path would be among `folder_files`."""
     try:
-        inner = PurePath(path).relative_to(os.path.realpath(folder))
+        inner = PurePath(os.path.realpath(path)).relative_to(os.path.realpath(folder))
     except ValueError:
         return False
     return named_format(inner) is not None and is_part(inner.parts)

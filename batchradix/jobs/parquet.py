@@ -85,10 +85,26 @@ def _group_batches(
         probe = parquet.iter_batches(batch_size=1, row_groups=[group], columns=names)
         row_bytes = max(row_bytes, *(batch.nbytes for batch in islice(probe, 1)))
     batch_size = max(1, min(batch_rows, BATCH_BYTES // max(1, row_bytes)))
-    batches = parquet.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
+    num_done = 0
+    while num_done < parquet.metadata.row_group(group).num_rows:
+        batches = parquet.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
+        try:
+            for batch in _behind(num_done, batches):
+                num_done += batch.num_rows
+                # A dotted name also brings in the field of that path; `select` leaves it out again.
+                yield batch.select(names)
+        except pa.ArrowNotImplementedError:  # a nested column has over 2 GiB in one batch
+            if batch_size == 1:
+                raise
+            batch_size = max(1, batch_size // 8)
+
+
+def _behind(num_rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What comes after so many rows."""
     for batch in batches:
-        # A dotted name also brings in the field of that path; `select` leaves it out again.
-        yield batch.select(names)
+        if num_rows < batch.num_rows:
+            yield batch.slice(num_rows)
+        num_rows -= min(num_rows, batch.num_rows)
 
 
 def _chunks(row_group: Any, names: list[str]) -> list[Any]:

@@ -15,6 +15,23 @@ from batchradix.jobs.files import InputFile, first_line
 
 # One request a read: Parquet is read at many places in turn, where reading ahead is wasted.
 _REQUEST_BYTES = 8 << 20
+# What tells one content of a file from another. (The rest of what file systems say, such as the
+# time it was last read, may change while it stays the same.)
+_TAGS = (
+    "ETag",
+    "etag",
+    "VersionId",
+    "generation",
+    "md5Hash",
+    "content_md5",
+    "blob_id",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
+    "modified",
+    "created",
+)
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -109,7 +126,8 @@ def _state(system: Any, key: str, name: str) -> tuple[int, str]:
     """The file's size in bytes (0 where the server does not tell) and its tag."""
     with reached(name):
         info = system.info(key)
-        return int(info.get("size") or 0), str(system.ukey(key))
+        tags = [f"{field}={info[field]}" for field in _TAGS if info.get(field)]
+        return int(info.get("size") or 0), " ".join(tags) or str(system.ukey(key))
 
 
 class _RemoteBytes(io.RawIOBase):

@@ -225,11 +225,12 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
             f"reads; give an output elsewhere"
         )
     folder = source.folder
-    if folder is not None and is_below(folder, output):
-        raise OptionError(
-            f"the output {config.output.path} lies in the folder {source.name}, all of whose files "
-            f"are read; give an output elsewhere"
-        )
+    for written in (config.output.path, errors, config.output.failed_rows):
+        if folder is not None and written is not None and is_below(folder, written):
+            raise OptionError(
+                f"the output {written} lies in the folder {source.name}, all of whose files are "
+                f"read; give an output elsewhere"
+            )
     if output in inputs:
         raise OptionError(
             f"the output {config.output.path} is one of the files that {source.name} reads; "

@@ -206,8 +206,8 @@ def test_a_time_that_a_finer_unit_cannot_hold_is_refused_by_column(tmp_path: Pat
 
 
 def test_an_output_among_the_files_of_a_folder_is_known(tmp_path: Path) -> None:
-    real = os.path.realpath(tmp_path)
-    assert is_below(tmp_path, f"{real}/out.arrow")
-    assert is_below(tmp_path, f"{real}/deep/out.jsonl")
-    for elsewhere in (f"{real}/_out/o.arrow", f"{real}x/o.arrow", f"{real}/o.txt", "/o.arrow"):
-        assert not is_below(tmp_path, elsewhere)
+    (tmp_path / "link").symlink_to("deep")
+    for inside in ("out.arrow", "deep/out.jsonl", "link/out.csv", "deep/../out.pq"):
+        assert is_below(tmp_path, tmp_path / inside)
+    for elsewhere in ("_out/o.arrow", "../x.arrow", "o.txt", "/o.arrow"):
+        assert not is_below(tmp_path, tmp_path / elsewhere)

@@ -430,3 +430,31 @@ def test_a_parquet_file_replaced_between_passes_is_refused(tmp_path: Path) -> No
         for columns in (["a"], []):
             with pytest.raises(InputError, match="changed"):
                 all_rows(source, columns)
+
+
+def test_a_nested_column_too_big_for_one_batch_is_read_in_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow cannot give more than 2 GiB of a nested column at once, which an average row need
+    not tell: here it stands for more than three of the big rows."""
+    rows = [{"l": [{"t": "x" * (100 if i >= 40 else 1)}]} for i in range(50)]
+    path = write_parquet(pa.Table.from_pylist(rows), tmp_path, 50)
+    real = pq.ParquetFile.iter_batches
+
+    def limited(self: pq.ParquetFile, batch_size: int, **options: Any) -> Any:
+        for batch in real(self, batch_size=batch_size, **options):
+            if batch.num_columns and batch.nbytes > 400:
+                raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", limited)
+    with open_job(path) as source:
+        assert [row.values for row in all_rows(source, None, 20)] == rows
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: broken())
+        with pytest.raises(InputError, match=r"t\.parquet .* Nested"):
+            all_rows(source)
+
+
+def broken() -> Any:
+    raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
+    yield
