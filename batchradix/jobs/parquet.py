@@ -16,6 +16,7 @@ from batchradix.jobs.files import InputFile, first_line
 from batchradix.jobs.table_files import TableFile, TableFilesSource
 
 _READ_BUFFER_BYTES = 1 << 20
+_REQUEST_BYTES = 8 << 20
 # A dictionary can hide any number of repetitions in a column chunk of this size or more.
 _PROBE_BYTES = 8 << 20
 
@@ -54,7 +55,7 @@ def _open(file: InputFile, footer: Any = None) -> Iterator[pq.ParquetFile]:
                 source,
                 metadata=footer,
                 pre_buffer=False,
-                buffer_size=_READ_BUFFER_BYTES,
+                buffer_size=_READ_BUFFER_BYTES if isinstance(source, str) else _REQUEST_BYTES,
                 page_checksum_verification=True,
                 # In nanoseconds Arrow would wrap years before 1677 and after 2262 around.
                 coerce_int96_timestamp_unit="us",

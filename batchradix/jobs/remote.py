@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 from batchradix.errors import InputError
 from batchradix.jobs.files import InputFile, first_line
 
-# One request a read: Parquet is read at many places in turn, where reading ahead is wasted.
-_REQUEST_BYTES = 8 << 20
 # What tells one content of a file from another. (The rest of what file systems say, such as the
 # time it was last read, may change while it stays the same.)
 _TAGS = (
@@ -76,7 +74,8 @@ class RemoteFile(InputFile):
 
     def parquet_source(self) -> Any:
         """What `pyarrow.parquet.ParquetFile` opens; to be closed where it can be."""
-        return io.BufferedReader(_RemoteBytes(self, cache_type="none"), _REQUEST_BYTES)
+        # One request a read: it is read at many places in turn, where reading ahead is wasted.
+        return _RemoteBytes(self, cache_type="none")
 
 
 def file_system(address: str) -> tuple[Any, str]:

@@ -135,7 +135,7 @@ def shown(value: Any, type_: pa.DataType) -> Any:
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_ipc, write_stream])
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 @given(table=tables(), group_rows=st.integers(1, 4), batch_rows=st.integers(1, 5))
 def test_typed_files_read_as_pyarrow_reads_them(
     write: Callable[[pa.Table, Path, int], pa.Table],

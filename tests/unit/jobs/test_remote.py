@@ -104,7 +104,7 @@ def test_folders_patterns_and_partitions_are_as_local_ones(store: MemoryFileSyst
 def test_of_remote_parquet_only_the_columns_wanted_are_read(
     store: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    big = os.urandom(20 << 20).hex()
+    big = os.urandom(5 << 20).hex()
     table = pa.table({"id": ["a", "b"], "big": [big[:-9], big], "t": ["x", "y"]})
     store.pipe("/p.parquet", parquet(table, compression="none", use_dictionary=False))
     num_bytes = 0
@@ -119,7 +119,7 @@ def test_of_remote_parquet_only_the_columns_wanted_are_read(
     monkeypatch.setattr(MemoryFile, "read", counted)
     with open_job("memory://p.parquet") as source:
         assert [r.values for b in source.batches(["t"]) for r in b] == [{"t": "x"}, {"t": "y"}]
-    assert num_bytes < 40 << 20 < store.size("/p.parquet")
+    assert num_bytes < 1 << 20 < 20 << 20 < store.size("/p.parquet")
 
 
 def test_a_remote_file_that_changes_between_passes_is_refused(store: MemoryFileSystem) -> None:
