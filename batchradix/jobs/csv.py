@@ -44,7 +44,7 @@ class CsvSource(RecordSource):
 
 
 def _read_csv(file: InputFile) -> Iterator[Record]:
-    tabs = ".tsv" in file.path.suffixes
+    tabs = ".tsv" in map(str.lower, file.path.suffixes)
     line = 0
     with readable(file.name, lambda: f" after line {line}"), file.open_stream() as stream:
         # What is not UTF-8 comes through as surrogates, and is then found in its own record.

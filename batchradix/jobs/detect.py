@@ -240,6 +240,9 @@ def _sniff(file: InputFile) -> str:
         (b"\xfe\xff", "text in UTF-16"),
         (b"PK\x03\x04", "a zip archive or a spreadsheet"),
         (b"SQLite format 3", "an SQLite database"),
+        (b"BZh91AY&SY", "bzip2"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x04\x22\x4d\x18", "LZ4"),
     ):
         if head.startswith(magic):
             if is_compressed and kind in ("parquet", "arrow"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import subprocess
 import sys
@@ -143,6 +145,8 @@ def test_a_full_temporary_folder_is_an_input_error(monkeypatch: pytest.MonkeyPat
         ("a.jsonl.gz", b"\x1f\x8b\x08garbage", "a.jsonl.gz is damaged"),
         ("a.txt", b"some text", "no known ending .*Parquet"),
         ("a", b"", "no known ending and it is empty"),
+        ("a.jsonl.bz2", bz2.compress(b"{}"), "looks like bzip2; known are .* also .gz and .zst"),
+        ("a.jsonl.xz", lzma.compress(b"{}"), "looks like xz"),
         ("a.xlsx", b"PK\x03\x04....", "spreadsheet"),
         ("a.parquet", b"PARE....PARE", "encrypted Parquet"),
         ("a.jsonl", '{"a":1}'.encode("utf-16-le"), "UTF-16"),
@@ -171,6 +175,7 @@ def test_what_is_no_job_is_refused_by_name_and_kind(
         ("JOBS.PARQUET", parquet_bytes()),
         ("jobs.v2.jsonl", b'{"id": "p"}'),
         ("jobs.tsv", b"id\tprompt\np\tx\n"),
+        ("JOBS.TSV", b"id\tprompt\np\tx\n"),
     ],
 )
 def test_the_ending_or_else_the_content_says_the_format(
