@@ -132,11 +132,11 @@ def run(
 ) -> RunResult:
     """Runs every row of ``input`` through a model: the Python form of ``batchradix run``.
 
-    ``input`` is a path (Parquet, JSONL, CSV, Arrow, a folder, a glob) or a table in memory
-    (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a ``pyarrow.RecordBatchReader`` or a
-    DuckDB relation. An OpenAI batch file, or a list of its requests, is answered as its API does
-    with ``format="openai"``. ``schema`` is a JSON Schema as path, text or dict, or a pydantic model
-    class; instead of it ``fields`` is a schema in short
+    ``input`` is a path (Parquet, JSONL, CSV, Arrow; a folder, a glob, an address) or a table in
+    memory (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a
+    ``pyarrow.RecordBatchReader`` or a DuckDB relation. An OpenAI batch file, or a list of its
+    requests, is answered as its API does with ``format="openai"``. ``schema`` is a JSON Schema as
+    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),

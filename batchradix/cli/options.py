@@ -18,7 +18,8 @@ Input = Annotated[
         metavar="INPUT",
         callback=read_job_file,
         is_eager=True,
-        help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, -, or a job file (.toml).",
+        help="A .parquet, .jsonl, .csv or .arrow file, a folder, a glob, an address such as s3://, "
+        "-, or a job file (.toml).",
     ),
 ]
 Date = Annotated[

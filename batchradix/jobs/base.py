@@ -46,7 +46,9 @@ class JobSource(ABC):
 
     ``name`` is what messages and metadata call the input. ``typed`` is True where columns have
     Arrow types of their own (Parquet, Arrow, frames) and False where they are inferred (JSONL,
-    CSV, lists). ``paths`` are the files it reads, none for a pipe or what is in memory.
+    CSV, lists). ``paths`` are the files it reads, none for a pipe, an address or what is in
+    memory; ``folder`` is the one that was named, if one was. ``notices`` are sentences that a
+    person should read before the rows are run.
 
     The id of a row is the column ``id_column``, or a column called ``id``, or else the row
     number as text (with `NO_ID_COLUMN` always that). Ids are never required to be unique. Usable
@@ -62,6 +64,8 @@ class JobSource(ABC):
     def __init__(self, name: str, *, id_column: str | None, limit: int | None) -> None:
         self.name = name
         self.paths: tuple[Path, ...] = ()
+        self.folder: Path | None = None
+        self.notices: list[str] = []
         self._wanted_id_column = id_column
         self._limit = limit
         self._held: list[Closable] = []

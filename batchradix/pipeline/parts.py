@@ -15,6 +15,7 @@ from batchradix.config import RunConfig
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
+from batchradix.jobs.listing import is_below
 from batchradix.pipeline.passages import sort_passages
 from batchradix.pipeline.reordering import reorder
 from batchradix.prompts.build import PromptBuilder
@@ -96,7 +97,7 @@ def open_parts(
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
-    warnings = [*prompts.warnings, *(() if schema is None else schema.notices)]
+    warnings = [*source.notices, *prompts.warnings, *(() if schema is None else schema.notices)]
     if row_formats is not None and prompts.shows_schema:
         warnings.append(
             f"prompts show the run's schema to every row, also to those with another one in the "
@@ -223,6 +224,13 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
             f"{errors}, where the requests that failed go, is one of the files that {source.name} "
             f"reads; give an output elsewhere"
         )
+    folder = source.folder
+    for written in (config.output.path, errors, config.output.failed_rows):
+        if folder is not None and written is not None and is_below(folder, written):
+            raise OptionError(
+                f"the output {written} lies in the folder {source.name}, all of whose files are "
+                f"read; give an output elsewhere"
+            )
     if output in inputs:
         raise OptionError(
             f"the output {config.output.path} is one of the files that {source.name} reads; "
