@@ -45,10 +45,12 @@ from batchradix.pipeline.planned import (
 )
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.sharding import take_shard
+from batchradix.pipeline.sample import estimated, sample_metadata, take_sample
 from batchradix.pipeline.table import Table
 from batchradix.pipeline.tracing import Tracing
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.prompts.view import PromptView
+from batchradix.report.estimate import WorkTimes
 from batchradix.report.machine import num_oom_kills, peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
@@ -222,6 +224,12 @@ def run(
             planned, sentence = take_shard(planned, config.shard)
             metadata |= shard_metadata(config.shard, len(planned.rows))
             progress.message(sentence)
+        whole, trial = planned, config.trial
+        if trial.sample is not None:
+            seed = config.sampling.seed if trial.sample_seed is None else trial.sample_seed
+            planned, sentence = take_sample(planned, trial.sample, seed or 0, parts.source.starts)
+            metadata |= sample_metadata(trial.sample, seed or 0, whole)
+            progress.message(sentence)
         table = Table(
             planned.rows,
             source=parts.source,
@@ -247,7 +255,9 @@ def run(
         )
         for text in table.warnings:
             progress.warn(text)
-        _answer(parts, planned, table, make_engine, summary, progress, stop_requested, trace)
+        times = _answer(
+            parts, planned, table, make_engine, summary, progress, stop_requested, trace
+        )
         result = table.finish() if summary.stopped_by is None else None
         failed_rows = config.output.failed_rows
         if failed_rows is not None:
@@ -260,6 +270,8 @@ def run(
                 )
                 progress.warn(summary.warnings[-1])
         table.count(summary)
+        if trial.sample is not None and summary.stopped_by is None:
+            summary.estimate = estimated(config, planned, whole, table, summary, times)
         summary.rows_left = table.num_rows - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
         return Outcome(summary=summary, table=result)
@@ -274,9 +286,10 @@ def _answer(
     progress: Progress,
     stop_requested: StopRequested,
     trace: Path | None,
-) -> None:
+) -> WorkTimes | None:
     """Every row that is not committed yet gets its result; weights load only if one must run.
-    ``trace``: the folder that takes a trace of it."""
+    ``trace``: the folder that takes a trace of it. Returns how long what took, None where nothing
+    had to run."""
     answers = Answers(planned)
     for row in planned.rows.errors:
         if table.is_waiting[row]:
@@ -289,7 +302,7 @@ def _answer(
     todo = planned.scratch.where(runs)
     if not len(todo):
         table.commit()
-        return
+        return None
     started_s = time.monotonic()
     settings = settle_engine(parts, planned)
     summary.dtype = settings.precision
@@ -320,6 +333,7 @@ def _answer(
     if isinstance(engine, Observable):
         engine.observe(meter if tracing is None else Observers((meter, tracing.observer)))
     started_s = time.monotonic()
+    times = WorkTimes(started_s)
     progress.start(int(table.is_waiting.sum()) + table.num_done, table.num_done)
 
     num_seen = table.num_done
@@ -338,6 +352,7 @@ def _answer(
 
     def after_step() -> None:
         nonlocal num_seen
+        times.after_step(engine.usage, time.monotonic())
         tell()
         if table.num_done >= num_seen + _ROWS_BETWEEN:
             num_seen = table.num_done
@@ -374,6 +389,7 @@ def _answer(
             table.commit()
         finally:
             engine.close()
+    return times
 
 
 def _resolved(path: Path | None) -> Path | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchradix.report.estimate import Estimate
 from batchradix.types import Status, Usage
 
 
@@ -111,6 +112,7 @@ class Summary:
     failed_rows: int | None = None  # written to a file of their own
     forecast: Forecast | None = None  # of this run, made before it
     ran_rows: int = 0  # that the engine answered
+    estimate: Estimate | None = None  # of the whole job, where this is a sample of it
 
     def count(self, status: Status, error_code: str | None = None) -> None:
         """Adds one row."""
@@ -185,6 +187,7 @@ class Summary:
             "answer_tokens": self.answer_tokens,
             "predicted": None if self.forecast is None else asdict(self.forecast),
             "failed_rows": self.failed_rows,
+            "estimate": None if self.estimate is None else self.estimate.to_json(),
             "error_codes": dict(sorted(self.error_codes.items())),
             "model": self.model,
             "dtype": self.dtype,
@@ -246,6 +249,8 @@ class Summary:
                 f"{self.load_s:.1f} s load, {self.plan_s:.1f} s plan, {self.run_s:.1f} s run",
             ),
         ]
+        if self.estimate is not None:
+            lines += self.estimate.lines()
         if self.stopped_by is not None:
             name = signal.Signals(self.stopped_by).name
             text = f"by {name} with {self.rows_left:,} rows left; the same command goes on"
