@@ -22,6 +22,7 @@ from batchradix.cli import (
     preview,
     report,
     run,
+    show,
 )
 from batchradix.cli.options import flag
 from batchradix.errors import BatchradixError
@@ -70,6 +71,7 @@ app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.add_typer(models.models, name="models")
+app.command("show")(show.show)
 app.command("bench-attention")(bench_attention.bench_attention)
 app.command("history")(history.history)
 app.command("report")(report.report)

@@ -3,6 +3,7 @@
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
 from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, run
+from batchradix.pipeline.looking import Shown, Wanted, look
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -16,6 +17,7 @@ from batchradix.pipeline.planning import DrawnPlan, draw_plan, plan
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.session import Session
 from batchradix.pipeline.sharding import Merged, merge
+from batchradix.sink.results import open_results
 
 __all__ = [
     "Answers",
@@ -28,14 +30,18 @@ __all__ = [
     "Planned",
     "RadixEngines",
     "Session",
+    "Shown",
+    "Wanted",
     "check",
     "check_budget",
     "check_scores",
     "draw_plan",
     "drive",
+    "look",
     "make_job",
     "merge",
     "open_parts",
+    "open_results",
     "open_retries",
     "plan",
     "plan_rows",

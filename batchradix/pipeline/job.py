@@ -26,6 +26,7 @@ from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
 from batchradix.pipeline.former import find_former, remedy
+from batchradix.pipeline.gold import check_gold, score, write_scores
 from batchradix.pipeline.parts import (
     Parts,
     file_metadata,
@@ -57,6 +58,7 @@ from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
 from batchradix.scratch import Scratch
 from batchradix.settings import EngineSettings
+from batchradix.sink.about import About, write_about
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.sink.merge import shard_metadata
 from batchradix.types import (
@@ -160,6 +162,8 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     if config.output.failed_rows is not None:
         check_failed_rows(config.output, parts.source)
     check_scores(parts, make_engine.check_scores)
+    if config.trial.gold is not None:
+        check_gold(parts, config.trial.gold)
     return make_engine
 
 
@@ -202,6 +206,7 @@ def run(
                     restart=config.output.restart,
                     remedy=partial(remedy, options=config.output),
                 )
+            write_about(folder.path, _about(config))
         trace = None if folder is None or not config.output.trace else folder.trace
         if trace is not None:
             with suppress(OSError):  # whoever writes to it says so
@@ -259,6 +264,10 @@ def run(
             parts, planned, table, make_engine, summary, progress, stop_requested, trace
         )
         result = table.finish() if summary.stopped_by is None else None
+        if trial.gold is not None and summary.stopped_by is None:
+            summary.gold = score(parts, table, trial.gold)
+            if folder is not None:
+                write_scores(folder, summary.gold)
         failed_rows = config.output.failed_rows
         if failed_rows is not None:
             summary.failed_rows = write_failed_rows(failed_rows, parts.source, table.failed)
@@ -390,6 +399,18 @@ def _answer(
         finally:
             engine.close()
     return times
+
+
+def _about(config: RunConfig) -> About:
+    """Where the rows come from, as far as they can be read again from another folder."""
+    name = config.input
+    is_path = isinstance(name, (str, os.PathLike)) and os.fspath(name) not in ("-", b"-")
+    return About(
+        input=os.path.abspath(os.fsdecode(name)) if is_path else None,
+        limit=config.limit,
+        id_column=config.id_column,
+        gold=config.trial.gold,
+    )
 
 
 def _resolved(path: Path | None) -> Path | None:

@@ -372,7 +372,7 @@ class Table:
         """int64: the results that the table is to hold, all of them when None."""
         return None if self._members.all() else self._scratch.where(self._members)
 
-    def results(self, column: str) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    def results(self, column: str) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """All results as they are in shards, in input order, each batch beside an input column.
 
         Call `finish` before. Raises `InputError` where the column is not there, or the input has
@@ -393,7 +393,7 @@ class Table:
             begin = 0
             while begin < batch.num_rows:
                 kept = beside.take(batch.num_rows - begin)
-                yield batch.slice(begin, kept.num_rows), kept.column(0)
+                yield batch.slice(begin, kept.num_rows), kept
                 begin += kept.num_rows
         beside.finish()
 

@@ -98,7 +98,9 @@ class Estimate:
         if self.seconds is None:
             lines.append(("its time", "not known: no row of the sample was computed in this run"))
         else:
-            cost = "" if self.cost is None else f", {self.cost:,.2f} at {self.price_per_hour:g}/h"
+            digits = 2 if self.cost is None or self.cost >= 1 else 4
+            cost = "" if self.cost is None else f", {self.cost:,.{digits}f}"
+            cost += "" if self.cost is None else f" at {self.price_per_hour:g} an hour"
             lines.append(("its time", f"about {_duration(self.seconds)} here{cost}"))
         return lines
 

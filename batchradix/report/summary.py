@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchradix.report.estimate import Estimate
+from batchradix.report.gold import GoldScores
 from batchradix.types import Status, Usage
 
 
@@ -112,6 +113,7 @@ class Summary:
     failed_rows: int | None = None  # written to a file of their own
     forecast: Forecast | None = None  # of this run, made before it
     ran_rows: int = 0  # that the engine answered
+    gold: GoldScores | None = None  # answers held against right ones
     estimate: Estimate | None = None  # of the whole job, where this is a sample of it
 
     def count(self, status: Status, error_code: str | None = None) -> None:
@@ -187,6 +189,7 @@ class Summary:
             "answer_tokens": self.answer_tokens,
             "predicted": None if self.forecast is None else asdict(self.forecast),
             "failed_rows": self.failed_rows,
+            "gold": None if self.gold is None else self.gold.to_json(),
             "estimate": None if self.estimate is None else self.estimate.to_json(),
             "error_codes": dict(sorted(self.error_codes.items())),
             "model": self.model,
@@ -249,6 +252,8 @@ class Summary:
                 f"{self.load_s:.1f} s load, {self.plan_s:.1f} s plan, {self.run_s:.1f} s run",
             ),
         ]
+        if self.gold is not None:
+            lines += self.gold.lines()
         if self.estimate is not None:
             lines += self.estimate.lines()
         if self.stopped_by is not None:
