@@ -71,17 +71,17 @@ def show(
     else:
         listed = list(rows)
         if listed:
-            is_terminal = sys.stdout.isatty()
-            print_layout(
-                arranged(listed, names), width=_width(is_terminal), is_terminal=is_terminal
-            )
+            width, is_terminal = terminal_width()
+            print_layout(arranged(listed, names), width=width, is_terminal=is_terminal)
         else:
             typer.echo("no such rows")
     if shown.note:
         typer.echo(shown.note, err=True)
 
 
-def _width(is_terminal: bool) -> int:
+def terminal_width() -> tuple[int, bool]:
+    """How many characters a line of standard output takes, and whether that is a terminal."""
+    is_terminal = sys.stdout.isatty()
     if is_terminal or os.environ.get("COLUMNS", "").isdecimal():
-        return max(20, shutil.get_terminal_size().columns)
-    return _WIDTH_WITHOUT_TERMINAL
+        return max(20, shutil.get_terminal_size().columns), is_terminal
+    return _WIDTH_WITHOUT_TERMINAL, False

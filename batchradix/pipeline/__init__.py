@@ -3,6 +3,7 @@
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
 from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, run
+from batchradix.pipeline.differences import diff
 from batchradix.pipeline.looking import Shown, Wanted, look
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
@@ -36,6 +37,7 @@ __all__ = [
     "check_budget",
     "check_scores",
     "draw_plan",
+    "diff",
     "drive",
     "look",
     "make_job",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from batchradix.types import Cell
+
 _NO_NUMBER = ("NaN", "inf", "-inf")  # JSON has no word for these but null
 
 
@@ -16,9 +18,14 @@ def is_number(value: Any) -> bool:
 
 
 def same(one: Any, other: Any, tolerance: Decimal = Decimal(0)) -> bool:
-    """Whether two values of JSON are equal: numbers to the last digit, or as far as ``tolerance``
-    lets them differ; objects whatever the order of their names, and a name that is missing as one
-    that is null."""
+    """Whether two values of JSON, or cells, are equal: numbers to the last digit, or as far as
+    ``tolerance`` lets them differ; objects whatever the order of their names, and a name that is
+    missing as one that is null."""
+    if isinstance(one, Cell) or isinstance(other, Cell):
+        if isinstance(one, Cell) and isinstance(other, Cell):
+            return str(one) == str(other) or _same_numbers(one, other, tolerance)
+        cell, value = (one, other) if isinstance(one, Cell) else (other, one)
+        return _same_as_cell(cell, value, tolerance)
     if is_number(one) and is_number(other):
         return one == other or abs(_exact(one) - _exact(other)) <= tolerance
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -32,25 +39,37 @@ def same(one: Any, other: Any, tolerance: Decimal = Decimal(0)) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def same_as_cell(cell: str, value: Any, tolerance: Decimal = Decimal(0)) -> bool:
-    """Whether the text of a cell, which has no type and is empty for null, says ``value``."""
+def _same_as_cell(cell: str, value: Any, tolerance: Decimal) -> bool:
+    """Whether the text of a cell says ``value``, which is no cell."""
     if value is None:
         return not cell or cell in _NO_NUMBER
     if isinstance(value, str):
-        return value == cell
+        return value == str(cell)
     if is_number(value):
-        try:
-            return same(Decimal(cell), value, tolerance)
-        except InvalidOperation:
-            return False
+        number = _number(cell)
+        return number is not None and same(number, value, tolerance)
     try:
         return same(json.loads(cell, parse_float=Decimal), value, tolerance)
     except ValueError:
         return False
 
 
+def _same_numbers(one: str, other: str, tolerance: Decimal) -> bool:
+    numbers = _number(one), _number(other)
+    return bool(tolerance) and None not in numbers and same(*numbers, tolerance)
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        found = Decimal(text)
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() else None
+
+
 def difference(one: Any, other: Any) -> Decimal | None:
     """How far two numbers are apart, None where one is none."""
+    one, other = (_number(x) if isinstance(x, Cell) else x for x in (one, other))
     if not (is_number(one) and is_number(other)):
         return None
     return abs(_exact(one) - _exact(other))

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from json.encoder import encode_basestring as quote
@@ -25,6 +26,7 @@ from batchradix.sink.columns import CONTENT_KEY
 from batchradix.sink.folder import WORK_SUFFIX, came_to_its_end
 from batchradix.sink.json_text import json_texts, object_texts
 from batchradix.sink.shards import shard_batches
+from batchradix.types import Cell
 
 ResultRow = dict[str, Any]
 
@@ -32,12 +34,6 @@ FORMATS = (".arrow", ".parquet", ".jsonl", ".csv")
 _NESTED_IN_CSV = ("value", "error", "samples", "probabilities")
 _BATCH_ROWS = 256
 _CSV_FIELD_BYTES = 2**31 - 1
-
-
-class Cell(str):
-    """A cell of CSV: the text of a value of any type, empty for null and for an empty text."""
-
-    __slots__ = ()
 
 
 class Results:
@@ -58,11 +54,43 @@ class Results:
         path = Path(os.path.realpath(self.path))
         return path.with_name(path.name + WORK_SUFFIX)
 
+    def shape(self) -> ResultRow | None:
+        """A row of nulls that has all columns, and where values are objects all their fields; None
+        where only reading all rows tells. Raises as `rows` does."""
+        with self._readable():
+            schema = self._schema()
+        if schema is None:
+            return None
+        row: ResultRow = dict.fromkeys(field.name for field in schema if field != CONTENT_KEY)
+        if "value" in row:
+            type_ = schema.field("value").type
+            if pa.types.is_struct(type_):
+                row["value"] = {type_.field(i).name: None for i in range(type_.num_fields)}
+        return row
+
+    def _schema(self) -> pa.Schema | None:
+        if not self.is_finished:
+            first = next(_committed_batches(self.path), None)
+            return None if first is None else first.schema
+        match self.path.suffix.lower():
+            case ".arrow":
+                return pa.ipc.open_file(pa.memory_map(os.fspath(self.path))).schema
+            case ".parquet":
+                import pyarrow.parquet as pq
+
+                return pq.read_schema(self.path)
+        return None
+
     def rows(self, columns: Collection[str] | None = None) -> Iterator[ResultRow]:
         """The rows in the order of the input; of Arrow and Parquet only ``columns`` are read (None:
         all). Raises `InputError` where something cannot be read."""
-        try:
+        with self._readable():
             yield from self._rows(columns)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise InputError(
                 f"{self.path} cannot be read: {error.strerror or error}; is it a result file?"
@@ -178,7 +206,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                found = json.loads(line, parse_float=Decimal)
+                found = json.loads(line, parse_float=Decimal, parse_constant=lambda _: None)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number} is no JSON: {error}") from None
             if not isinstance(found, dict):
