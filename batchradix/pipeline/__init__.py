@@ -2,7 +2,7 @@
 
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
-from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, run
+from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, run
 from batchradix.pipeline.differences import diff
 from batchradix.pipeline.looking import Shown, Wanted, look
 from batchradix.pipeline.parts import Parts, open_parts
@@ -15,6 +15,7 @@ from batchradix.pipeline.planned import (
     settle_engine,
 )
 from batchradix.pipeline.planning import DrawnPlan, draw_plan, plan
+from batchradix.pipeline.preview import Previewed, preview
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.session import Session
 from batchradix.pipeline.sharding import Merged, merge
@@ -29,6 +30,7 @@ __all__ = [
     "Outcome",
     "Parts",
     "Planned",
+    "Previewed",
     "RadixEngines",
     "Session",
     "Shown",

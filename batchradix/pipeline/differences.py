@@ -28,11 +28,12 @@ class _Side:
     columns: frozenset[str]
     fields: frozenset[str]
 
-    def flat_names(self, columns: Collection[str]) -> set[str]:
+    def flat_names(self, taken: Collection[str]) -> set[str]:
         """The names that its rows have once they are flat."""
-        return {
-            *flat({**dict.fromkeys(self.columns), "value": dict.fromkeys(self.fields)}, columns)
-        }
+        row: ResultRow = dict.fromkeys(self.columns)
+        if self.fields:
+            row["value"] = dict.fromkeys(self.fields)
+        return set(flat(row, taken))
 
 
 def diff(
@@ -55,8 +56,8 @@ def diff(
     or has no such column.
     """
     one, other = _read_keys(open_results(a)), _read_keys(open_results(b))
-    top = one.columns | other.columns
-    names_a, names_b = (side.flat_names(top) for side in (one, other))
+    taken = (one.columns & one.fields) | (other.columns & other.fields)
+    names_a, names_b = (side.flat_names(taken) for side in (one, other))
     wanted = _wanted(names_a, names_b, columns, ignore)
     table = TableDiff(
         a=os.fspath(a),
@@ -74,7 +75,7 @@ def diff(
     left = _common(one, in_both_a, table.first_only_a)
     right = _common(other, in_both_b, table.first_only_b)
     for row_a, row_b in _pairs(left, right):
-        table.add(_id(row_a), flat(row_a, top), flat(row_b, top))
+        table.add(_id(row_a), flat(row_a, taken), flat(row_b, taken))
     return table
 
 

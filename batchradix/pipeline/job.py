@@ -21,7 +21,7 @@ import pyarrow as pa
 from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineOptions, RunConfig
-from batchradix.errors import InputError, TooManyFailuresError
+from batchradix.errors import TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
@@ -50,7 +50,6 @@ from batchradix.pipeline.sample import estimated, sample_metadata, take_sample
 from batchradix.pipeline.table import Table
 from batchradix.pipeline.tracing import Tracing
 from batchradix.prompts.detokenise import IncrementalDetokenizer
-from batchradix.prompts.view import PromptView
 from batchradix.report.estimate import WorkTimes
 from batchradix.report.machine import num_oom_kills, peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
@@ -61,13 +60,7 @@ from batchradix.settings import EngineSettings
 from batchradix.sink.about import About, write_about
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.sink.merge import shard_metadata
-from batchradix.types import (
-    Engine,
-    EngineJob,
-    GrammarSpec,
-    Observable,
-    Row,
-)
+from batchradix.types import Engine, EngineJob, GrammarSpec, Observable
 
 _ROWS_BETWEEN = 256  # at least, between two times at which the columns' pages are let go
 
@@ -439,33 +432,3 @@ def _bear(table: Table, most: int | None) -> None:
             f"{most:,}); what was done is committed: mend the cause and run again with --retry "
             f"error, or allow more"
         )
-
-
-def preview(config: RunConfig, row: str | None, *, progress: Progress | None = None) -> PromptView:
-    """The prompt of the row with id (else number) ``row``, the first without one.
-
-    Raises `InputError` when there is no such row or it has no prompt.
-    """
-    parts = open_parts(config, progress=progress or Silent())
-    try:
-        by_number: Row | None = None
-        for rows in parts.source.batches(parts.prompts.required_columns):
-            for candidate in rows:
-                if row is None or str(candidate.id) == row:
-                    return _explain(parts, candidate)
-                if str(candidate.index) == row:
-                    by_number = candidate
-        if by_number is not None:
-            return _explain(parts, by_number)
-    finally:
-        parts.source.close()
-    what = "has no rows" if row is None else f"has no row with the id or number {row!r}"
-    raise InputError(f"{parts.source.name} {what}")
-
-
-def _explain(parts: Parts, row: Row) -> PromptView:
-    view = parts.prompts.explain(row)
-    error = row.error or view.error
-    if error is not None:
-        raise InputError(f"this row has no prompt: {error.message}")
-    return view

@@ -152,13 +152,13 @@ class TableDiff:
         return lines
 
 
-def flat(row: Mapping[str, Any], columns: Collection[str] = ()) -> dict[str, Any]:
+def flat(row: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
     """A row with a name a field where its ``value`` is an object, as `--unnest` calls them; those
-    with the name of a column, one of ``columns`` or its own, are called ``value.<name>``."""
+    that have the name of another column, or one that is ``taken``, are called ``value.<name>``."""
     value = row.get("value")
     found = {name: one for name, one in row.items() if name != "value" or value is not None}
     if isinstance(value, Mapping):
         del found["value"]
         for name, one in value.items():
-            found[f"value.{name}" if name in row or name in columns else name] = one
+            found[f"value.{name}" if name in row or name in taken else name] = one
     return found
