@@ -58,7 +58,11 @@ def diff(
     one, other = _read_keys(open_results(a)), _read_keys(open_results(b))
     taken = (one.columns & one.fields) | (other.columns & other.fields)
     names_a, names_b = (side.flat_names(taken) for side in (one, other))
-    wanted = _wanted(names_a, names_b, columns, ignore)
+    every = names_a | names_b
+    fields = {
+        f"value.{name}" if f"value.{name}" in every else name for name in one.fields | other.fields
+    }
+    wanted = _wanted(every, fields & every, columns, ignore)
     table = TableDiff(
         a=os.fspath(a),
         b=os.fspath(b),
@@ -80,17 +84,25 @@ def diff(
 
 
 def _wanted(
-    names_a: set[str], names_b: set[str], columns: Collection[str], ignore: Collection[str]
+    every: set[str], fields: set[str], columns: Collection[str], ignore: Collection[str]
 ) -> list[str]:
-    every = names_a | names_b
-    for name in (*columns, *ignore):
-        if name not in every:
-            raise OptionError(
-                f"neither table has a column or field {name!r}; there are: "
-                f"{', '.join(sorted(every))}"
-            )
-    wanted = columns or every - {*PLACES}
-    return sorted(name for name in set(wanted) if name not in ignore)
+    """The names that are compared; ``value`` stands for all fields of answers."""
+
+    def meant(names: Collection[str]) -> set[str]:
+        found: set[str] = set()
+        for name in names:
+            here = {name} & every
+            if name == "value":
+                here |= fields
+            if not here:
+                raise OptionError(
+                    f"neither table has a column or field {name!r}; there are: "
+                    f"{', '.join(sorted(every))}"
+                )
+            found |= here
+        return found
+
+    return sorted((meant(columns) if columns else every - {*PLACES}) - meant(ignore))
 
 
 def _read_keys(results: Results) -> _Side:

@@ -13,6 +13,7 @@ from batchradix.errors import InputError, OptionError, SinkError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.table import Table
 from batchradix.report.gold import WHOLE, GoldKind, GoldScores
+from batchradix.schema.arrow_types import holds_json
 from batchradix.sink.durable import write_durably
 from batchradix.sink.folder import RunFolder
 from batchradix.sink.json_text import json_texts
@@ -50,9 +51,10 @@ def score(parts: Parts, table: Table, column: str) -> GoldScores:
     Raises `InputError` when the input has changed, and `SinkError`.
     """
     values = parts.values
-    type_ = None if values is None else values.arrow_type
-    scores = GoldScores(column=column, kind=_kind(type_), labelled=_labelled(type_))
     field = None if values is None else values.arrow_field("value")
+    type_ = None if field is None else field.type
+    kind: GoldKind = "any" if field is not None and holds_json(field) else _kind(type_)
+    scores = GoldScores(column=column, kind=kind, labelled=_labelled(type_))
     for batch, beside in table.results(column):
         answers = _json(batch.column("text" if field is None else "value"), field)
         golds = _json(beside.column(0), beside.schema.field(0))

@@ -113,7 +113,7 @@ def preview(
             view=view,
             opening=opening,
             opening_text=_text(parts, opening),
-            neighbour=_neighbour(parts, found, np.array(view.ids, dtype=np.uint32)),
+            neighbour=_neighbour(parts, found, view),
         )
 
 
@@ -147,9 +147,10 @@ def _find(parts: Parts, columns: frozenset[str], row: str | None, id: str | None
     raise InputError(f"{parts.source.name} {what}")
 
 
-def _neighbour(parts: Parts, row: Row, ids: U32) -> Neighbour | None:
+def _neighbour(parts: Parts, row: Row, view: PromptView) -> Neighbour | None:
     """In the sorted order of all prompts the longest common beginning is that with a row beside, so
     whichever shares most stands there."""
+    ids = np.array(view.ids, dtype=np.uint32)
     best: tuple[int, Row] | None = None
     num_compared = 0
     for rows in _first_rows(parts):
@@ -169,9 +170,20 @@ def _neighbour(parts: Parts, row: Row, ids: U32) -> Neighbour | None:
         id=other.id,
         row=other.index,
         shared_tokens=shared,
-        shared_text=_text(parts, tuple(ids[:shared].tolist())),
+        shared_text=_beginning(parts, view, shared),
         num_compared=num_compared,
     )
+
+
+def _beginning(parts: Parts, view: PromptView, num_tokens: int) -> str:
+    """The text of the first tokens of a prompt."""
+    texts: list[str] = []
+    for span in view.spans:
+        if num_tokens < len(span.ids):
+            return "".join([*texts, _text(parts, span.ids[:num_tokens])])
+        texts.append(span.text)
+        num_tokens -= len(span.ids)
+    return "".join(texts)
 
 
 def _first_rows(parts: Parts) -> Iterator[list[Row]]:

@@ -199,6 +199,11 @@ def test_columns_are_chosen_and_left_out_by_their_names(tmp_path: Path) -> None:
         "kind",
     }
     assert compared(tmp_path, one_row(), other, ignore=["text", "size"]).is_equal
+    found = compared(tmp_path, one_row(), other, columns=["value", "size"])
+    assert set(found.fields) == {"total", "kind", "tags", "size"}
+    assert set(compared(tmp_path, one_row(), other, ignore=["value", "text"]).fields) == {
+        *SCHEMA.names
+    } - {"id", "row", "cached_tokens", "value", "text"}
     with pytest.raises(OptionError, match="neither table has"):
         compared(tmp_path, one_row(), other, columns=["nothing"])
 

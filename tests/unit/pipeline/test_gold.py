@@ -122,6 +122,25 @@ def test_rows_without_an_ok_answer_count_as_wrong(markov: str) -> None:
     )
 
 
+def test_rows_with_schemas_of_their_own_are_compared_by_the_fields_they_have(markov: str) -> None:
+    def own(name: str) -> dict[str, Any]:
+        schema = {
+            "type": "object",
+            "properties": {name: {"type": "integer"}},
+            "required": [name],
+            "additionalProperties": False,
+        }
+        return {"type": "json_schema", "json_schema": {"name": "own", "schema": schema}}
+
+    rows = [
+        {"prompt": "a", "response_format": own("a"), "gold": '{"a": 1}'},
+        {"prompt": "b", "response_format": own("b"), "gold": '{"b": 3}'},
+    ]
+    scores = run(markov, rows, ['{"a": 1}', '{"b": 2}']).summary.gold
+    assert (scores.kind, scores.exact) == ("any", 1)
+    assert counts(scores) == {"a": (1, 1), "b": (0, 1)}
+
+
 def test_texts_are_compared_without_the_space_around_them(markov: str) -> None:
     scores = run(markov, animals(["yes", "no", "7"]), [" yes\n", "No", "7"]).summary.gold
     assert counts(scores) == {"value": (2, 3)}
