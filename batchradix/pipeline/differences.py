@@ -80,6 +80,7 @@ def diff(
     right = _common(other, in_both_b, table.first_only_b)
     for row_a, row_b in _pairs(left, right):
         table.add(_id(row_a), flat(row_a, taken), flat(row_b, taken))
+    table.finish()
     return table
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from batchradix.types import Cell
 
+_PLAIN = (str, bool, type(None))
 _NO_NUMBER = ("NaN", "inf", "-inf")  # JSON has no word for these but null
 
 
@@ -21,6 +21,8 @@ def same(one: Any, other: Any, tolerance: Decimal = Decimal(0)) -> bool:
     """Whether two values of JSON, or cells, are equal: numbers to the last digit, or as far as
     ``tolerance`` lets them differ; objects whatever the order of their names, and a name that is
     missing as one that is null."""
+    if type(one) is type(other) and type(one) in _PLAIN:
+        return bool(one == other)
     if isinstance(one, Cell) or isinstance(other, Cell):
         if isinstance(one, Cell) and isinstance(other, Cell):
             return str(one) == str(other) or _same_numbers(one, other, tolerance)
@@ -28,7 +30,7 @@ def same(one: Any, other: Any, tolerance: Decimal = Decimal(0)) -> bool:
         return _same_as_cell(cell, value, tolerance)
     if is_number(one) and is_number(other):
         return one == other or abs(_exact(one) - _exact(other)) <= tolerance
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
+    if isinstance(one, dict) and isinstance(other, dict):
         return all(
             same(one.get(name), other.get(name), tolerance) for name in one.keys() | other.keys()
         )

@@ -58,20 +58,22 @@ class TableDiff:
     first_only_b: list[str] = field(default_factory=list)
     columns_only_a: tuple[str, ...] = ()
     columns_only_b: tuple[str, ...] = ()
-    fields: dict[str, FieldDiff] = field(default_factory=dict)
+    fields: dict[str, FieldDiff] = field(init=False)
     first: list[RowDiff] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fields = {name: FieldDiff() for name in self.columns}
 
     def add(self, id: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         """Compares two rows (of `flat`)."""
         differing = {}
         for name in self.columns:
             a, b = one.get(name), other.get(name)
-            found = self.fields.setdefault(name, FieldDiff())
             if same(a, b, self.tolerance):
-                found.equal += 1
                 continue
-            found.different += 1
             differing[name] = a, b
+            found = self.fields[name]
+            found.different += 1
             apart = difference(a, b)
             if apart is not None and (found.largest is None or apart > found.largest):
                 found.largest = apart
@@ -82,6 +84,11 @@ class TableDiff:
         if len(self.first) < self.most_shown:
             rows = one.get("row"), other.get("row")
             self.first.append(RowDiff(id=id, row_a=rows[0], row_b=rows[1], fields=differing))
+
+    def finish(self) -> None:
+        """Counts, once all rows were added, in how many each field is equal."""
+        for found in self.fields.values():
+            found.equal = self.equal + self.different - found.different
 
     @property
     def is_equal(self) -> bool:
@@ -157,7 +164,7 @@ def flat(row: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
     that have the name of another column, or one that is ``taken``, are called ``value.<name>``."""
     value = row.get("value")
     found = {name: one for name, one in row.items() if name != "value" or value is not None}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         del found["value"]
         for name, one in value.items():
             found[f"value.{name}" if name in row or name in taken else name] = one

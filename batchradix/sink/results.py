@@ -34,6 +34,7 @@ FORMATS = (".arrow", ".parquet", ".jsonl", ".csv")
 _NESTED_IN_CSV = ("value", "error", "samples", "probabilities")
 _BATCH_ROWS = 256
 _CSV_FIELD_BYTES = 2**31 - 1
+_decode = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None).decode
 
 
 class Results:
@@ -162,7 +163,7 @@ def _rows_of(
             texts = [json_texts(batch.column(field.name), field) for field in fields]
             names = [quote(field.name) for field in fields]
             for line in object_texts(names, texts, batch.num_rows):
-                yield json.loads(line, parse_float=Decimal)
+                yield _decode(line)
 
 
 def _committed_batches(work: Path) -> Iterator[pa.RecordBatch]:
@@ -206,7 +207,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                found = json.loads(line, parse_float=Decimal, parse_constant=lambda _: None)
+                found = _decode(line)
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number} is no JSON: {error}") from None
             if not isinstance(found, dict):
@@ -268,7 +269,7 @@ def _csv_rows(path: Path) -> Iterator[ResultRow]:
 def _cell(name: str, text: str) -> Any:
     if name in _NESTED_IN_CSV and re.match(r"[{\[]", text):
         try:
-            return json.loads(text, parse_float=Decimal)
+            return _decode(text)
         except ValueError:
             return Cell(text)
     return Cell(text)
