@@ -148,11 +148,18 @@ def _common(
     side: _Side, is_common: np.ndarray, first_others: list[str]
 ) -> Iterator[tuple[int, ResultRow]]:
     """The rows that the other side has too, with their keys; ids of the first others are noted."""
-    for row, key, common in zip(side.results.rows(), side.keys.tolist(), is_common, strict=True):
-        if common:
-            yield key, row
+    num_rows = 0
+    for num_rows, row in enumerate(side.results.rows(), 1):
+        if num_rows > len(side.keys):
+            break
+        if is_common[num_rows - 1]:
+            yield int(side.keys[num_rows - 1]), row
         elif len(first_others) < _MOST_IDS:
             first_others.append(_id(row))
+    if num_rows != len(side.keys):
+        raise InputError(
+            f"{side.results.path} changed while it was read; compare it once its run has ended"
+        )
 
 
 def _pairs(

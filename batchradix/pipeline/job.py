@@ -273,7 +273,9 @@ def run(
                 progress.warn(summary.warnings[-1])
         table.count(summary)
         if trial.sample is not None and summary.stopped_by is None:
-            summary.estimate = estimated(config, planned, whole, table, summary, times)
+            summary.estimate = estimated(
+                config, planned, whole, table, summary, times, num_rows=parts.source.num_rows or 0
+            )
         summary.rows_left = table.num_rows - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
         return Outcome(summary=summary, table=result)
@@ -396,10 +398,12 @@ def _answer(
 
 def _about(config: RunConfig) -> About:
     """Where the rows come from, as far as they can be read again from another folder."""
-    name = config.input
-    is_path = isinstance(name, (str, os.PathLike)) and os.fspath(name) not in ("-", b"-")
+    name = None
+    if isinstance(config.input, (str, os.PathLike)) and config.input != "-":
+        name = os.fsdecode(config.input)
+        name = name if "://" in name else os.path.abspath(name)
     return About(
-        input=os.path.abspath(os.fsdecode(name)) if is_path else None,
+        input=name,
         limit=config.limit,
         id_column=config.id_column,
         gold=config.trial.gold,

@@ -96,9 +96,11 @@ def estimated(
     table: Table,
     summary: Summary,
     times: WorkTimes | None,
+    *,
+    num_rows: int,
 ) -> Estimate:
-    """What the finished ``table`` of a sample says of the ``whole`` job; ``times`` is what this run
-    measured, None where it computed nothing."""
+    """What the finished ``table`` of a sample says of the ``whole`` job of ``num_rows`` input rows;
+    ``times`` is what this run measured, None where it computed nothing."""
     trial, usage, plan = config.trial, summary.usage, whole.summary
     planned_tokens = plan.prompt_tokens + plan.opening_tokens
     computed = plan.distinct_tokens if config.engine.prefix_cache else planned_tokens
@@ -123,7 +125,7 @@ def estimated(
         seconds = None if run_s is None else summary.load_s + summary.plan_s + run_s
     price = trial.price_per_hour
     return Estimate(
-        rows=plan.rows,
+        rows=num_rows,
         sampled_rows=table.num_rows,
         prompt_tokens=plan.prompt_tokens,
         opening_tokens=plan.opening_tokens,

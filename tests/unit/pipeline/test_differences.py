@@ -19,6 +19,7 @@ from batchradix.report.compare import same
 from batchradix.report.diff import TableDiff
 from batchradix.sink.columns import result_schema
 from batchradix.sink.formats import open_writer
+from batchradix.sink.results import Results
 from batchradix.types import Cell
 
 VALUE = pa.struct([("total", pa.float64()), ("kind", pa.string()), ("tags", pa.list_(pa.string()))])
@@ -299,3 +300,20 @@ def test_tables_of_one_order_are_not_held(tmp_path: Path) -> None:
 def test_values_are_the_same_or_not(one: Any, other: Any, is_same: bool) -> None:
     assert same(one, other) is is_same
     assert same(other, one) is is_same
+
+
+def test_a_table_that_grows_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": "x", "text": "t"}\n')
+    passes = []
+
+    def lines(self: Results, columns: Any = None) -> Any:
+        passes.append(columns)
+        for number in range(len(passes)):
+            yield {"id": f"{number}", "text": "t"}
+
+    monkeypatch.setattr(Results, "rows", lines)
+    with pytest.raises(InputError, match="changed while it was read"):
+        pipeline.diff(path, path)

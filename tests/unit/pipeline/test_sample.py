@@ -179,6 +179,8 @@ def test_a_request_for_several_answers_is_taken_with_all_of_them(
         assert table["id"].to_pylist() == [f"r{n}" for n in chosen(12, 5)]
         assert [len(s) for s in table["samples"].to_pylist()] == [1 + n % 3 for n in chosen(12, 5)]
         assert outcome.summary.rows == 5
+        assert outcome.summary.estimate is not None
+        assert outcome.summary.estimate.rows == 12
     openai = OutputOptions(path=tmp_path / "o.jsonl", format="openai")
     pipeline.run(job(markov, str(path), openai.path, 5, output=openai))
     answers = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
@@ -266,3 +268,33 @@ def test_a_sample_says_what_it_is_a_sample_of(markov: str, tmp_path: Path) -> No
     with pa.memory_map(str(path)) as file:
         facts = pa.ipc.open_file(file).schema.metadata[b"batchradix.sample"]
     assert json.loads(facts) == {"size": 5, "seed": 0, "rows": 20}
+
+
+def test_python_takes_a_sample_and_right_answers_too(markov: str) -> None:
+    import batchradix
+
+    rows = [{**row, "right": "bcde" if n % 2 else "no"} for n, row in enumerate(documents(20))]
+    done = batchradix.run(
+        rows,
+        model=markov,
+        template="{{ size }}a",
+        sample=6,
+        sample_seed=4,
+        price_per_hour=1.0,
+        gold="right",
+        sampling=SamplingOptions(max_tokens=4),
+        engine=EngineOptions(dtype="float32", num_threads=1),
+    )
+    assert done.to_arrow()["row"].to_pylist() == chosen(20, 6, 4)
+    assert done.summary.gold is not None
+    assert done.summary.gold.exact == sum(row % 2 for row in chosen(20, 6, 4))
+    assert done.summary.estimate is not None
+    assert done.summary.estimate.cost is not None
+
+
+def test_a_sample_can_be_traced(markov: str, tmp_path: Path) -> None:
+    output = OutputOptions(path=tmp_path / "out.arrow", trace=True)
+    summary = pipeline.run(job(markov, documents(20), None, 5, output=output)).summary
+    assert summary.estimate is not None
+    assert summary.estimate.seconds is not None
+    assert any((tmp_path / "out.arrow.batchradix" / "trace").iterdir())
