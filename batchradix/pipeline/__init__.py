@@ -2,8 +2,8 @@
 
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
-from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, run
 from batchradix.pipeline.differences import diff
+from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, run
 from batchradix.pipeline.looking import Shown, Wanted, look
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
@@ -38,8 +38,8 @@ __all__ = [
     "check",
     "check_budget",
     "check_scores",
-    "draw_plan",
     "diff",
+    "draw_plan",
     "drive",
     "look",
     "make_job",

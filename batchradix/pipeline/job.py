@@ -45,8 +45,8 @@ from batchradix.pipeline.planned import (
     shortages,
 )
 from batchradix.pipeline.retries import open_retries
-from batchradix.pipeline.sharding import take_shard
 from batchradix.pipeline.sample import estimated, sample_metadata, take_sample
+from batchradix.pipeline.sharding import take_shard
 from batchradix.pipeline.table import Table
 from batchradix.pipeline.tracing import Tracing
 from batchradix.prompts.detokenise import IncrementalDetokenizer

@@ -101,7 +101,7 @@ class Estimate:
             digits = 2 if self.cost is None or self.cost >= 1 else 4
             cost = "" if self.cost is None else f", {self.cost:,.{digits}f}"
             cost += "" if self.cost is None else f" at {self.price_per_hour:g} an hour"
-            lines.append(("its time", f"about {_duration(self.seconds)} here{cost}"))
+            lines.append(("its time", f"about {lasting(self.seconds)} here{cost}"))
         return lines
 
 
@@ -137,7 +137,8 @@ def guess_seconds(sample: Work, whole: Work, times: WorkTimes) -> float | None:
     )
 
 
-def _duration(seconds: float) -> str:
+def lasting(seconds: float) -> str:
+    """A time in words."""
     if seconds < 120:
         return f"{seconds:,.1f} s"
     if seconds < 7200:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batchradix.report.estimate import Estimate
+from batchradix.report.estimate import Estimate, lasting
 from batchradix.report.gold import GoldScores
 from batchradix.types import Status, Usage
 
@@ -54,18 +54,12 @@ class Forecast:
             if self.is_guess
             else (f"with {length} tokens chosen an answer")
         )
-        time = "" if self.seconds is None else f", {_lasting(self.seconds)} here"
+        time = "" if self.seconds is None else f", {lasting(self.seconds)} here"
         return (
             f"{self.computed_tokens + self.recomputed_tokens:,} prompt tokens and "
             f"{self.decode_steps:,} of answers in {self.forward_steps:,} steps, "
             f"{self.peak_kv_tokens:,} KV tokens{time}, {answers}"
         )
-
-
-def _lasting(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:,.1f} s"
-    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 @dataclass(slots=True, kw_only=True)
