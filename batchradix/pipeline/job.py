@@ -273,9 +273,7 @@ def run(
                 progress.warn(summary.warnings[-1])
         table.count(summary)
         if trial.sample is not None and summary.stopped_by is None:
-            summary.estimate = estimated(
-                config, planned, whole, table, summary, times, num_rows=parts.source.num_rows or 0
-            )
+            summary.estimate = estimated(parts, whole, table, summary, times)
         summary.rows_left = table.num_rows - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
         return Outcome(summary=summary, table=result)
@@ -347,6 +345,7 @@ def _answer(
             tracing.begin(job)
         summary.forecast = meter.forecast(job, expected_answer_tokens(parts.config))
         summary.ran_rows = len(job.plan)
+        times.begin(time.monotonic())
 
     def tell() -> None:
         for text in engine.notices:

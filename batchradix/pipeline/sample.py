@@ -8,8 +8,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from batchradix.config import RunConfig
-from batchradix.pipeline.planned import Planned, first_of_equals, summed_up
+from batchradix.pipeline.forecasts import forecast
+from batchradix.pipeline.parts import Parts
+from batchradix.pipeline.planned import (
+    Planned,
+    first_of_equals,
+    make_job,
+    settle_engine,
+    summed_up,
+)
 from batchradix.pipeline.table import Table
 from batchradix.plan.dedupe import drop_followers
 from batchradix.plan.tree import build_tree
@@ -90,42 +97,22 @@ def sample_metadata(size: int, seed: int, whole: Planned) -> dict[str, str]:
 
 
 def estimated(
-    config: RunConfig,
-    sample: Planned,
-    whole: Planned,
-    table: Table,
-    summary: Summary,
-    times: WorkTimes | None,
-    *,
-    num_rows: int,
+    parts: Parts, whole: Planned, table: Table, summary: Summary, times: WorkTimes | None
 ) -> Estimate:
-    """What the finished ``table`` of a sample says of the ``whole`` job of ``num_rows`` input rows;
-    ``times`` is what this run measured, None where it computed nothing."""
-    trial, usage, plan = config.trial, summary.usage, whole.summary
+    """What the finished ``table`` of a sample says of the ``whole`` job; ``times`` is what this run
+    measured, None where it computed nothing."""
+    config, plan = parts.config, whole.summary
     planned_tokens = plan.prompt_tokens + plan.opening_tokens
     computed = plan.distinct_tokens if config.engine.prefix_cache else planned_tokens
     num_runnable = len(whole.rows) - len(whole.rows.errors)
     answer_tokens, error = guess_answers(table.answer_lengths, num_runnable)
     seconds = None
-    num_run = _num_run(sample, table)
-    if times is not None and num_run:
-        run_s = guess_seconds(
-            Work(
-                rows=num_run,
-                computed_tokens=usage.computed_tokens + usage.loaded_tokens,
-                decode_steps=usage.decode_steps,
-            ),
-            Work(
-                rows=plan.planned_rows,
-                computed_tokens=computed,
-                decode_steps=usage.decode_steps / num_run * plan.planned_rows,
-            ),
-            times,
-        )
+    if times is not None:
+        run_s = _run_seconds(parts, whole, computed, summary, times)
         seconds = None if run_s is None else summary.load_s + summary.plan_s + run_s
-    price = trial.price_per_hour
+    price = config.trial.price_per_hour
     return Estimate(
-        rows=num_rows,
+        rows=parts.source.num_rows or 0,
         sampled_rows=table.num_rows,
         prompt_tokens=plan.prompt_tokens,
         opening_tokens=plan.opening_tokens,
@@ -139,10 +126,30 @@ def estimated(
     )
 
 
-def _num_run(sample: Planned, table: Table) -> int:
-    """How many rows of the sample the engine ran in this run."""
-    waited = table.is_waiting.copy()
-    waited[sample.rows.errors.rows] = False
-    todo = sample.scratch.where(waited)
-    runs_for = first_of_equals(sample, todo)
-    return int((runs_for[todo] == todo).sum())
+def _run_seconds(
+    parts: Parts, whole: Planned, computed_tokens: int, summary: Summary, times: WorkTimes
+) -> float | None:
+    """How long the engine takes for the whole job: by its scheduler, run without a model, where
+    this run had enough steps to tell what each costs; else in proportion to the sample."""
+    usage, num_ran = summary.usage, summary.ran_rows
+    if not num_ran:
+        return None
+    settings = settle_engine(parts, whole)
+    job, _ = make_job(whole, whole.plan.order, prefix_cache=settings.prefix_cache)
+    model_hash = parts.checkpoint.content_hash
+    simulated_s = forecast(job, settings, model_hash, summary.answer_tokens).seconds
+    if simulated_s is not None:
+        return simulated_s
+    return guess_seconds(
+        Work(
+            rows=num_ran,
+            computed_tokens=usage.computed_tokens + usage.loaded_tokens,
+            decode_steps=usage.decode_steps,
+        ),
+        Work(
+            rows=whole.summary.planned_rows,
+            computed_tokens=computed_tokens,
+            decode_steps=usage.decode_steps / num_ran * whole.summary.planned_rows,
+        ),
+        times,
+    )

@@ -26,6 +26,10 @@ class WorkTimes:
     _decode_s: float = 0.0
     _decode_only: int = 0
 
+    def begin(self, now_s: float) -> None:
+        """Lets the first step begin now."""
+        self._last_s = now_s
+
     def after_step(self, usage: Usage, now_s: float) -> None:
         """``usage``: the engine's counters after the step that ended at ``now_s``."""
         computed = usage.computed_tokens + usage.recomputed_tokens + usage.loaded_tokens
