@@ -1,4 +1,4 @@
-"""Results beside the rows that they answer, and two tables of results beside each other."""
+"""Results beside the rows that they answer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from batchradix.types import Row, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which result rows are wanted: those of ``statuses`` (empty: all), of the id (or else row
-    number) ``id``, and with ``wrong`` those whose right answer, in the column ``gold`` (None: that
+    """Which result rows are wanted: those of ``statuses`` (empty: all), of the id ``id``
+    (None: all), and with ``wrong`` those whose right answer, in the column ``gold`` (None: that
     of the run), is another one. ``input``: the file of the rows, None for that of the run."""
 
     statuses: Collection[str] = ()

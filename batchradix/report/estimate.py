@@ -2,7 +2,8 @@
 
 Prompts need no guess: the whole job is read and planned, so what its prompts hold, share and have
 to be computed is known to the token. Guessed are the answers, from the mean of the sample's, and
-the time, from that of the sample's prompt tokens and of its decode steps.
+the time: where the sample's steps were too few to simulate the whole job by (see
+`pipeline.forecasts`), in proportion to that of its prompt tokens and of its decode steps.
 """
 
 from __future__ import annotations
