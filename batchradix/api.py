@@ -26,6 +26,7 @@ from batchradix.plan.cached import PlanSummary
 from batchradix.report.progress import choose_progress
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import answer_format
+from batchradix.trial import TrialOptions
 from batchradix.types import Result, Status, Usage
 
 
@@ -126,6 +127,10 @@ def run(
     restart: bool = False,
     trace: bool = False,
     shard: str | None = None,
+    sample: int | None = None,
+    sample_seed: int | None = None,
+    price_per_hour: float | None = None,
+    gold: str | None = None,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
     show_progress: bool = False,
@@ -158,7 +163,11 @@ def run(
     closed to, and adds a column ``cut``: the JSON pointer of the first field that was cut short.
     ``trace`` writes each step down beside the output, for ``batchradix report``. ``shard="2/4"``
     runs the second of four parts of the job, into a file beside ``output`` (`RunResult.path`);
-    `merge` joins them.
+    `merge` joins them. ``sample`` runs so many rows, chosen over the whole input by ``sample_seed``
+    (that of ``sampling`` when None), and ``RunResult.summary.estimate`` says what the whole job
+    would take, with ``price_per_hour`` what it would cost too; the same call without ``sample``
+    goes on with them. ``gold`` names the input column of right answers: ``summary.gold`` counts,
+    field by field, how many answers are right.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -203,6 +212,9 @@ def run(
             keep_truncated=keep_truncated,
             restart=restart,
             trace=trace,
+        ),
+        trial=TrialOptions(
+            sample=sample, sample_seed=sample_seed, price_per_hour=price_per_hour, gold=gold
         ),
     )
     outcome = pipeline.run(config, progress=choose_progress(quiet=not show_progress))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchradix.errors import OptionError
+from batchradix.trial import TrialOptions
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 1024
@@ -473,6 +474,7 @@ class RunConfig:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
+    trial: TrialOptions = field(default_factory=TrialOptions)
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -480,6 +482,7 @@ class RunConfig:
             ("sampling", SamplingOptions),
             ("engine", EngineOptions),
             ("output", OutputOptions),
+            ("trial", TrialOptions),
         ):
             value = getattr(self, name)
             require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
@@ -504,4 +507,8 @@ class RunConfig:
         require(
             self.shard is None or self.output.path is not None,
             "`shard` runs a part of a job for others to join with; give an output file",
+        )
+        require(
+            self.shard is None or self.trial.sample is None,
+            "`shard` and `sample` exclude each other: a sample is taken of the whole job",
         )

@@ -23,6 +23,12 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
 
+class Cell(str):
+    """A cell of CSV: the text of a value of any type, empty for null and for an empty text."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTable:
     """Token ids of many rows, ragged: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.

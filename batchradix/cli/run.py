@@ -24,6 +24,7 @@ from batchradix.config import (
 )
 from batchradix.errors import BatchradixError, OptionError
 from batchradix.report.progress import Progress, choose_progress
+from batchradix.trial import TrialOptions
 
 if TYPE_CHECKING:
     from batchradix.report.summary import Summary
@@ -80,6 +81,20 @@ def run(
         typer.Option("--keep", help="Input columns to carry over: a,b,c or all."),
     ] = None,
     limit: shared.Limit = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(help="Run N rows chosen over the whole input, and estimate the whole job."),
+    ] = None,
+    sample_seed: Annotated[
+        int | None, typer.Option(help="Chooses the sample; --seed, or 0, if not given.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="What an hour costs here, for a sample's estimate.")
+    ] = None,
+    gold: Annotated[
+        str | None,
+        typer.Option(help="The input column of right answers, to count what is right by field."),
+    ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(help="Most tokens of an answer; the rest of the context up to 1024."),
@@ -354,6 +369,9 @@ def run(
             abort_after_failures=abort_after_failures,
             trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
+        ),
+        trial=TrialOptions(
+            sample=sample, sample_seed=sample_seed, price_per_hour=price_per_hour, gold=gold
         ),
     )
     if log_format not in ("text", "json"):

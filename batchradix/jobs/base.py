@@ -167,6 +167,17 @@ class JobSource(ABC):
         """All columns under their own names, ids too; else as `keep_batches`."""
         return self._keep_batches(list(self._known_columns()), self.own_schema(), batch_rows)
 
+    def column_batches(
+        self, column: str, batch_rows: int = DEFAULT_BATCH_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """One column under its own name, whatever that is; else as `keep_batches`. Raises
+        `InputError` where it is not there."""
+        import pyarrow as pa
+
+        if column not in self._known_columns():
+            raise self._missing_column(column, "compare with")
+        return self._keep_batches([column], pa.schema([self._keep_field(column)]), batch_rows)
+
     def kind_batches(self) -> Iterator[pa.RecordBatch]:
         """One column ``request``, a row each input row: what kind of response it wants. Of OpenAI
         batch files alone."""
