@@ -8,7 +8,7 @@ import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import RunConfig
+from batchradix.config import RunConfig, SamplingOptions
 
 
 def preview(
@@ -34,6 +34,11 @@ def preview(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    questions: shared.Questions = None,
+    overflow: shared.Overflow = "error",
+    chunk_tokens: shared.ChunkTokens = None,
+    chunk_overlap: shared.ChunkOverlap = 0,
+    max_tokens: shared.MaxTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
@@ -61,9 +66,12 @@ def preview(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        sampling=SamplingOptions(max_tokens=max_tokens),
+        questions=shared.questions_of(questions),
+        long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, None),
     )
-    view = pipeline.preview(config, row, progress=choose_progress(quiet=False))
-    typer.echo(view.marked())
-    typer.echo(f"{len(view.ids):,} tokens", err=True)
-    if show_ids:
-        typer.echo(" ".join(str(int(token)) for token in view.ids))
+    for view in pipeline.previews(config, row, progress=choose_progress(quiet=False)):
+        typer.echo(view.marked())
+        typer.echo(f"{len(view.ids):,} tokens", err=True)
+        if show_ids:
+            typer.echo(" ".join(str(int(token)) for token in view.ids))

@@ -2,7 +2,7 @@
 
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
-from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, run
+from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, previews, run
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -40,6 +40,7 @@ __all__ = [
     "plan",
     "plan_rows",
     "preview",
+    "previews",
     "run",
     "settle_engine",
 ]

@@ -22,7 +22,9 @@ from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import InputError, TooManyFailuresError
+from batchradix.jobs.row_settings import SETTING_COLUMNS
 from batchradix.pipeline.answers import Answers, StopRequested, drive
+from batchradix.pipeline.asking import Asking
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
 from batchradix.pipeline.former import find_former, remedy
@@ -39,6 +41,7 @@ from batchradix.pipeline.planned import (
     check_device,
     check_disk,
     check_scores,
+    expander_of,
     plan_rows,
     settle_engine,
     shortages,
@@ -155,6 +158,7 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     check_device(config)
     check_disk(config)
     check_budget(parts)
+    parts.folds(None)  # refuses rules of combining
     if config.output.failed_rows is not None:
         check_failed_rows(config.output, parts.source)
     check_scores(parts, make_engine.check_scores)
@@ -234,6 +238,8 @@ def run(
             scratch=scratch,
             probabilities=config.sampling.probabilities,
             members=planned.members,
+            folds=parts.folds(planned.rows),
+            has_cut_tokens=config.long_rows.truncates,
         )
         summary = Summary(
             model=parts.checkpoint.name,
@@ -286,8 +292,10 @@ def _answer(
         _bear(table, parts.config.output.abort_after_failures)
     runs = table.is_waiting.copy()
     runs[planned.rows.errors.rows] = False
+    asking = Asking(parts, planned, table, make_engine.opening)
+    runs[asking.waiting] = False
     todo = planned.scratch.where(runs)
-    if not len(todo):
+    if not len(todo) and not len(asking.waiting):
         table.commit()
         return
     started_s = time.monotonic()
@@ -347,18 +355,26 @@ def _answer(
         progress.update(table.num_done, engine.usage)
 
     try:
-        summary.stopped_by = drive(
-            engine,
-            planned,
-            answers,
-            todo,
-            table.append,
-            prefix_cache=settings.prefix_cache,
-            retries=retries,
-            before=before,
-            after_step=after_step,
-            stop_requested=stop_requested,
-        )
+        if len(todo):
+            summary.stopped_by = drive(
+                engine,
+                planned,
+                answers,
+                todo,
+                table.append,
+                prefix_cache=settings.prefix_cache,
+                retries=retries,
+                before=before,
+                after_step=after_step,
+                stop_requested=stop_requested,
+            )
+        if summary.stopped_by is None:
+            summary.stopped_by = asking.run(
+                engine,
+                prefix_cache=settings.prefix_cache,
+                after_step=after_step,
+                stop_requested=stop_requested,
+            )
     finally:
         if tracing is not None:
             tracing.close()
@@ -370,6 +386,8 @@ def _answer(
             summary.retried_rows = retries.num_rows
             summary.discarded_tokens = retries.num_tokens
         summary.run_s = time.monotonic() - started_s
+        for name in ("prompt_tokens", "opening_tokens", "distinct_tokens"):
+            setattr(summary, name, getattr(summary, name) + getattr(asking, name))
         try:
             table.commit()
         finally:
@@ -405,14 +423,24 @@ def _bear(table: Table, most: int | None) -> None:
 
 
 def preview(config: RunConfig, row: str | None, *, progress: Progress | None = None) -> PromptView:
-    """The prompt of the row with id (else number) ``row``, the first without one.
+    """The prompt of the row with id (else number) ``row``, the first without one; errors as
+    `previews`."""
+    return previews(config, row, progress=progress)[0]
+
+
+def previews(
+    config: RunConfig, row: str | None, *, progress: Progress | None = None
+) -> tuple[PromptView, ...]:
+    """The prompts of the row with id (else number) ``row``, the first without one: one, or those of
+    its questions and the parts of its text.
 
     Raises `InputError` when there is no such row or it has no prompt.
     """
     parts = open_parts(config, progress=progress or Silent())
     try:
         by_number: Row | None = None
-        for rows in parts.source.batches(parts.prompts.required_columns):
+        columns = parts.prompts.required_columns | {*SETTING_COLUMNS}
+        for rows in parts.source.batches(columns):
             for candidate in rows:
                 if row is None or str(candidate.id) == row:
                     return _explain(parts, candidate)
@@ -426,9 +454,9 @@ def preview(config: RunConfig, row: str | None, *, progress: Progress | None = N
     raise InputError(f"{parts.source.name} {what}")
 
 
-def _explain(parts: Parts, row: Row) -> PromptView:
-    view = parts.prompts.explain(row)
-    error = row.error or view.error
+def _explain(parts: Parts, row: Row) -> tuple[PromptView, ...]:
+    views = tuple(map(parts.prompts.explain, expander_of(parts).slots(row)))
+    error = row.error or next((view.error for view in views if view.error), None)
     if error is not None:
         raise InputError(f"this row has no prompt: {error.message}")
-    return view
+    return views

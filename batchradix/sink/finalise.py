@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from batchradix.errors import InputError, SinkError
 from batchradix.scratch import Scratch
-from batchradix.sink.columns import arrange
+from batchradix.sink.columns import arrange, without_cut_values
 from batchradix.sink.durable import publish
+from batchradix.sink.fold import CUT_TOKENS, Fold, folded
 from batchradix.sink.folder import RunFolder, is_finished, mark_finished
 from batchradix.sink.formats import open_writer, output_format
 from batchradix.sink.ordering import Piece, in_order
-from batchradix.sink.samples import fold_samples
 from batchradix.sink.shards import (
     Committed,
     load_shard,
@@ -26,7 +26,7 @@ from batchradix.sink.shards import (
     read_committed,
     remove_partials,
 )
-from batchradix.types import I64
+from batchradix.types import I32, I64
 
 __all__ = ["finalise", "is_finished"]
 
@@ -45,7 +45,8 @@ def finalise(
     unnest: bool = False,
     ids: Any = None,
     format_: str | None = None,
-    starts: I64 | None = None,
+    folds: Sequence[Fold] = (),
+    cut_tokens: I32 | None = None,
     rows: I64 | None = None,
     scratch: Scratch | None = None,
 ) -> None:
@@ -58,9 +59,9 @@ def finalise(
     file in order, in batches of any size. ``rows`` (int64[m], ascending) are the input's rows that
     the file holds, all when None. ``format_`` names the format where it is not that of the
     output's extension; what failed may then go to a file of its own, ``folder.errors``.
-    ``starts``: where an input row has several results, as in `samples.fold_samples`; kept columns
-    are then those of its m input rows, and ``num_rows`` results become m rows. There are no
-    ``rows`` then.
+    ``folds``: where an input row has several results, what makes one of them; kept columns are then
+    those of the input rows, and ``num_rows`` results become as many. There are no ``rows`` then.
+    ``cut_tokens``: int32 by result, for a file that has that column.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
     however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value
@@ -85,7 +86,8 @@ def finalise(
         num_rows=num_rows,
         unnest=unnest,
         ids=ids,
-        starts=starts,
+        folds=folds,
+        cut_tokens=cut_tokens,
         rows=rows,
     )
     try:
@@ -167,18 +169,22 @@ def zip_columns(
     num_rows: int,
     unnest: bool,
     ids: Any = None,
-    starts: I64 | None = None,
+    folds: Sequence[Fold] = (),
+    cut_tokens: I32 | None = None,
     rows: I64 | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of shard columns in input order to batches of ``schema`` with kept columns, folded
-    where ``starts`` says which belong together. ``rows``: int64[num_rows], their numbers in the
-    input, from 0 on when None.
+    """Batches of shard columns in input order to batches of ``schema`` with kept columns, by
+    ``folds`` made one where several belong together. ``rows``: int64[num_rows], their numbers in
+    the input, from 0 on when None. ``cut_tokens``: int32 by number.
 
     Raises `InputError` when ``keep_batches`` has not exactly ``num_rows`` rows.
     """
-    if starts is not None:
-        ordered, num_rows = fold_samples(ordered, starts), len(starts) - 1
-        ids = None if ids is None else ids.take(pa.array(starts[:-1]))
+    ordered = (without_cut_values(batch, schema) for batch in ordered)
+    if cut_tokens is not None:
+        ordered = _with_cut_tokens(ordered, cut_tokens, rows)
+    for fold in folds:
+        ordered, num_rows = folded(ordered, fold), len(fold.starts) - 1
+        ids = None if ids is None else ids.take(pa.array(fold.starts[:-1]))
     kept = None if keep_batches is None else KeptColumns(keep_batches, num_rows)
     row = 0
     for window in ordered:
@@ -193,6 +199,17 @@ def zip_columns(
         row += window.num_rows
     if kept is not None:
         kept.finish()
+
+
+def _with_cut_tokens(
+    ordered: Iterator[pa.RecordBatch], cut_tokens: I32, rows: I64 | None
+) -> Iterator[pa.RecordBatch]:
+    row = 0
+    for batch in ordered:
+        numbers: Any = slice(row, row + batch.num_rows)
+        cut = cut_tokens[numbers] if rows is None else cut_tokens[rows[numbers]]
+        yield batch.append_column(CUT_TOKENS, pa.array(np.ascontiguousarray(cut)))
+        row += batch.num_rows
 
 
 def _numbered(part: pa.RecordBatch, numbers: I64, ids: Any) -> pa.RecordBatch:
