@@ -158,7 +158,10 @@ class Asking:
 
         answers = Answers(planned)
         for row in planned.rows.errors:
-            emit(answers.failed(row))
+            failed = answers.failed(row)
+            assert failed.error is not None
+            message = f"asked over the answers to its parts, {failed.error.message}"
+            emit(replace(failed, error=replace(failed.error, message=message)))
         todo = np.sort(planned.plan.order)
         if not len(todo):
             return None

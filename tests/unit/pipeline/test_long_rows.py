@@ -268,6 +268,13 @@ def test_results_stay_where_another_overflow_is_asked_for(markov: str, tmp_path:
         assert summary.resumed_rows == 2
 
 
+def test_answers_that_are_too_long_to_ask_over_are_an_error_that_says_so(markov: str) -> None:
+    row = rows_of(config(markov, overflow="chunk", combine="ask"))[1]
+    assert (row["status"], row["error"]["code"]) == ("error", "prompt_too_long")
+    assert row["error"]["message"].startswith("asked over the answers to its parts, row 1: ")
+    assert {part["status"] for part in row["parts"]} == {"ok"}
+
+
 def test_a_row_with_a_bad_part_is_not_asked_and_keeps_the_others(markov: str) -> None:
     schema = answer_format(fields="all: [str]")  # the model does not end such a list
     for combine in ("union", "ask"):
