@@ -25,7 +25,9 @@ from batchradix.errors import OptionError
 from batchradix.plan.cached import PlanSummary
 from batchradix.report.progress import choose_progress
 from batchradix.report.summary import Summary
+from batchradix.row_options import LongRows, parse_combine
 from batchradix.schema.answer_format import answer_format
+from batchradix.schema.questions import read_questions
 from batchradix.trial import TrialOptions
 from batchradix.types import Result, Status, Usage
 
@@ -86,6 +88,20 @@ def _prompt_options(
     )
 
 
+def _long_rows(
+    overflow: str,
+    chunk_tokens: int | None,
+    chunk_overlap: int,
+    combine: str | Mapping[str, str] | None,
+) -> LongRows:
+    return LongRows(
+        overflow=overflow,  # type: ignore[arg-type]  # checked by LongRows
+        chunk_tokens=chunk_tokens,
+        chunk_overlap=chunk_overlap,
+        combine=parse_combine(combine),
+    )
+
+
 def _path_text(value: str | os.PathLike[str], option: str) -> str:
     """The text of a name or path. Raises `OptionError` for anything else."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
@@ -119,6 +135,11 @@ def run(
     null_text: str | None = None,
     reorder_columns: bool = False,
     sort_passages: str | None = None,
+    questions: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    overflow: str = "error",
+    chunk_tokens: int | None = None,
+    chunk_overlap: int = 0,
+    combine: str | Mapping[str, str] | None = None,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -156,7 +177,12 @@ def run(
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
     or missing in a row, which is an error row otherwise. With ``reorder_columns`` the lines of a
     template that list fields stand, in each row, as rows share most of them, and with
-    ``sort_passages`` so do the items of the lists in that column. With ``output``
+    ``sort_passages`` so do the items of the lists in that column. ``questions`` (a file
+    or a mapping, see `schema.questions.read_questions`) are asked of every row, whose text comes
+    first; ``value`` has a field for each. ``overflow`` is what becomes of rows that do not fit the
+    context: ``"error"``, ``"truncate-left"``, ``"truncate-middle"``, or ``"chunk"``: parts of
+    ``chunk_tokens`` with ``chunk_overlap``, whose answers ``combine`` by ``"first"``, ``"union"``,
+    ``"vote"`` or ``"ask"``, or by a mapping of fields to these. With ``output``
     results are committed while it runs and the same call continues after a crash; without, the
     table comes back in memory. ``keep`` names input columns to carry over: by default all of a
     table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
@@ -202,6 +228,8 @@ def run(
         prompt=_prompt_options(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
+        questions=() if questions is None else read_questions(questions),
+        long_rows=_long_rows(overflow, chunk_tokens, chunk_overlap, combine),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
@@ -256,10 +284,16 @@ def plan(
     null_text: str | None = None,
     reorder_columns: bool = False,
     sort_passages: str | None = None,
+    questions: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    overflow: str = "error",
+    chunk_tokens: int | None = None,
+    chunk_overlap: int = 0,
+    max_tokens: int | None = None,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
-    """What the prompts of ``input`` share, without loading weights; arguments as in `run`."""
+    """What the prompts of ``input`` share, without loading weights; arguments as in `run`.
+    ``max_tokens``: of the answers, for which long rows have to leave room."""
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
@@ -281,6 +315,9 @@ def plan(
         prompt=_prompt_options(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
+        questions=() if questions is None else read_questions(questions),
+        long_rows=_long_rows(overflow, chunk_tokens, chunk_overlap, None),
+        sampling=SamplingOptions(max_tokens=max_tokens),
     )
     return pipeline.plan(config)
 

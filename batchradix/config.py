@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchradix.errors import OptionError
+from batchradix.row_options import LongRows, Question
 from batchradix.trial import TrialOptions
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -33,6 +34,12 @@ Switch = Literal["auto", "on", "off"]
 KVDType = Literal["auto", "fp8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
 Speculate = Literal["auto", "off"] | int
+
+
+_COLUMN_NEEDED = (
+    "`instruction` and `column` belong together: `instruction` says what to do, "
+    "`column` names the text to do it to"
+)
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -164,11 +171,7 @@ class PromptOptions:
             self.template is None or self.instruction is None,
             "`template` and `instruction` exclude each other; give one of them",
         )
-        require(
-            (self.instruction is None) == (self.column is None),
-            "`instruction` and `column` belong together: `instruction` says what to do, "
-            "`column` names the text to do it to",
-        )
+        require(self.instruction is None or self.column is not None, _COLUMN_NEEDED)
         require(
             isinstance(self.reorder_columns, bool),
             f"`reorder_columns` must be True or False, not {self.reorder_columns!r}",
@@ -458,7 +461,9 @@ class RunConfig:
     a column ``response_format`` does. ``tool_format``: how the tools of an OpenAI batch file's
     requests are called, where their model's chat template does not say it. ``retries``: how often
     a row whose finished answer is invalid runs again. ``shard``: the part of the job that is to be
-    run, into an output that holds its rows alone (`Shard.part_of`).
+    run, into an output that holds its rows alone (`Shard.part_of`). ``questions``: what every row
+    is asked, in prompts of its own each, its text first. ``long_rows``: what becomes of rows that
+    do not fit the context.
     """
 
     input: Any
@@ -474,6 +479,8 @@ class RunConfig:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
+    questions: tuple[Question, ...] = ()
+    long_rows: LongRows = field(default_factory=LongRows)
     trial: TrialOptions = field(default_factory=TrialOptions)
 
     def __post_init__(self) -> None:
@@ -482,10 +489,17 @@ class RunConfig:
             ("sampling", SamplingOptions),
             ("engine", EngineOptions),
             ("output", OutputOptions),
+            ("long_rows", LongRows),
             ("trial", TrialOptions),
         ):
             value = getattr(self, name)
             require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
+        require(
+            self.prompt.column is None
+            or self.prompt.instruction is not None
+            or self.questions != (),
+            _COLUMN_NEEDED,
+        )
         require(
             self.limit is None
             or (isinstance(self.limit, int) and not isinstance(self.limit, bool)),

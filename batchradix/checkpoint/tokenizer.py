@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from batchradix.errors import ModelError
+from batchradix.types import I64
 
 _SECRET = secrets.token_hex(16)
 """Part of the spelling under which special tokens hide in the vocabulary of this process."""
@@ -132,6 +134,12 @@ class Tokenizer:
             for i, ids in zip(indices, encoded, strict=True):
                 rows[i] = ids
         return rows
+
+    def places(self, text: str) -> I64:
+        """int64[n, 2]: from and up to which character each token of ``text`` goes, which stands in
+        the middle of a longer one. Tokens that make up one character all have its place."""
+        found = self._middle.encode(text, add_special_tokens=False).offsets
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def added_token_id(self, content: str) -> int | None:
         """The id of the added token spelt ``content``, or None where there is no such token."""

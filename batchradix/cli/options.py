@@ -11,6 +11,7 @@ import typer
 from batchradix.cli.job_file import read_job_file
 from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError
+from batchradix.row_options import LongRows, parse_combine
 
 Input = Annotated[
     str,
@@ -115,6 +116,36 @@ SortPassages = Annotated[
         "--sort-passages",
         help="A column of lists: the order in which their items share most, for each row.",
     ),
+]
+Questions = Annotated[
+    str | None,
+    typer.Option(
+        "--questions",
+        help="A TOML or JSON file of questions to every row: name, question, own schema.",
+    ),
+]
+Overflow = Annotated[
+    str,
+    typer.Option(
+        "--overflow",
+        help="Of rows that do not fit: error, truncate-left, truncate-middle or chunk.",
+    ),
+]
+ChunkTokens = Annotated[
+    int | None, typer.Option("--chunk-tokens", help="Most tokens of text in a part; what fits.")
+]
+ChunkOverlap = Annotated[
+    int, typer.Option("--chunk-overlap", help="Tokens that a part shares with the one before; 0.")
+]
+Combine = Annotated[
+    str | None,
+    typer.Option(
+        "--combine",
+        help="How answers to parts become one: first, union, vote or ask; a field's as tags=union.",
+    ),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="Answer tokens a row; the context up to 1024.")
 ]
 IdColumn = Annotated[
     str | None, typer.Option("--id-column", help="The column of ids; `id` when there is one.")
@@ -274,6 +305,27 @@ def answers(
         tool_choice=tool_choice,
         parallel_tool_calls=parallel,
         tool_format=tool_format,
+    )
+
+
+def questions_of(file: str | None) -> Any:
+    """The questions in a file, none without."""
+    if file is None:
+        return ()
+    from batchradix.schema.questions import read_questions
+
+    return read_questions(file)
+
+
+def long_rows(
+    overflow: str, chunk_tokens: int | None, chunk_overlap: int, combine: str | None
+) -> LongRows:
+    """What becomes of rows that are too long."""
+    return LongRows(
+        overflow=overflow,  # type: ignore[arg-type]  # checked by LongRows
+        chunk_tokens=chunk_tokens,
+        chunk_overlap=chunk_overlap,
+        combine=parse_combine(combine),
     )
 
 

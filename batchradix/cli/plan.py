@@ -12,7 +12,7 @@ import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import MAX_SHARDS, RunConfig
+from batchradix.config import MAX_SHARDS, RunConfig, SamplingOptions
 
 if TYPE_CHECKING:
     from batchradix.pipeline import DrawnPlan
@@ -40,6 +40,11 @@ def plan(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    questions: shared.Questions = None,
+    overflow: shared.Overflow = "error",
+    chunk_tokens: shared.ChunkTokens = None,
+    chunk_overlap: shared.ChunkOverlap = 0,
+    max_tokens: shared.MaxTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
@@ -85,6 +90,9 @@ def plan(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        sampling=SamplingOptions(max_tokens=max_tokens),
+        questions=shared.questions_of(questions),
+        long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, None),
     )
     drawn = pipeline.draw_plan(
         config, num_shards=shards, progress=choose_progress(quiet=json_summary)

@@ -9,7 +9,7 @@ import typer
 
 from batchradix.cli import options as shared
 from batchradix.cli.job_file import fill_dates
-from batchradix.config import RunConfig
+from batchradix.config import RunConfig, SamplingOptions
 from batchradix.errors import OptionError
 from batchradix.visible import one_line
 
@@ -44,16 +44,22 @@ def preview(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    questions: shared.Questions = None,
+    overflow: shared.Overflow = "error",
+    chunk_tokens: shared.ChunkTokens = None,
+    chunk_overlap: shared.ChunkOverlap = 0,
+    max_tokens: shared.MaxTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+        bool, typer.Option("--json", help="Print a JSON object for each prompt and nothing else.")
     ] = False,
 ) -> None:
-    """Print the prompt that a row of INPUT becomes, with its special tokens marked.
+    """Print the prompts that a row of INPUT becomes, with their special tokens marked: one, or one
+    for each question and part of a long text.
 
-    Standard error has its tokens, how its answer is forced to begin, and what it shares with the
+    Standard error has their tokens, how answers are forced to begin, and what each shares with the
     row beside it in the plan (of the first 10,000 rows).
     """
     from batchradix import pipeline
@@ -80,23 +86,31 @@ def preview(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        sampling=SamplingOptions(max_tokens=max_tokens),
+        questions=shared.questions_of(questions),
+        long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, None),
     )
     if row is not None and id is not None:
         raise OptionError("--row and --id exclude each other; give one of them")
-    shown = pipeline.preview(config, row, id=id, progress=choose_progress(quiet=as_json))
-    if as_json:
-        typer.echo(to_json(shown.to_json()))
-        return
-    typer.echo(shown.view.marked())
-    for text in _about(shown):
-        typer.echo(text, err=True)
-    if show_ids:
-        typer.echo(" ".join(str(token) for token in shown.view.ids))
+    for shown in pipeline.previews(config, row, id=id, progress=choose_progress(quiet=as_json)):
+        if as_json:
+            typer.echo(to_json(shown.to_json()))
+            continue
+        typer.echo(shown.view.marked())
+        for text in _about(shown):
+            typer.echo(text, err=True)
+        if show_ids:
+            typer.echo(" ".join(str(token) for token in shown.view.ids))
 
 
 def _about(shown: Previewed) -> Iterator[str]:
     num_tokens = len(shown.view.ids)
-    yield f"{num_tokens:,} tokens, row {shown.row}, id {one_line(str(shown.id), 60)}"
+    which = f"row {shown.row}, id {one_line(str(shown.id), 60)}"
+    if shown.question is not None:
+        which += f", question {one_line(shown.question, 60)}"
+    if shown.num_parts > 1:
+        which += f", part {shown.part} of {shown.num_parts}"
+    yield f"{num_tokens:,} tokens, {which}"
     if shown.opening:
         yield f"answers begin with {len(shown.opening):,} tokens: {one_line(shown.opening_text)}"
     beside = shown.neighbour

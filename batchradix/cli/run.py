@@ -67,6 +67,11 @@ def run(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    questions: shared.Questions = None,
+    overflow: shared.Overflow = "error",
+    chunk_tokens: shared.ChunkTokens = None,
+    chunk_overlap: shared.ChunkOverlap = 0,
+    combine: shared.Combine = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -95,10 +100,7 @@ def run(
         str | None,
         typer.Option(help="The input column of right answers, to count what is right by field."),
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens of an answer; the rest of the context up to 1024."),
-    ] = None,
+    max_tokens: shared.MaxTokens = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 is off.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
@@ -315,6 +317,8 @@ def run(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        questions=shared.questions_of(questions),
+        long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, combine),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,

@@ -20,11 +20,13 @@ from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import OptionError
 from batchradix.integrations.options import PortableJob, job_config
+from batchradix.pipeline.folding import folds_of
 from batchradix.pipeline.parts import job_identity
 from batchradix.plan.order import FEW_ROWS
 from batchradix.report.machine import free_memory_bytes, has_bf16, num_threads
 from batchradix.report.progress import Progress, Silent
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn
+from batchradix.schema.questions import QuestionFormats
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts
 from batchradix.schema.tools import ToolSet
 from batchradix.settings import resolve_dtype
@@ -131,6 +133,8 @@ class Answerer:
             "unnest": self._unnest,
             "result_columns": self._result_columns,
         }
+        if self._config.long_rows.combine:
+            identity["combine"] = self._config.long_rows.combine
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -151,12 +155,15 @@ class Answerer:
         values = self._values(columns)
         if self._unnest and values is None:
             raise OptionError("`unnest` needs a schema whose top is an object; there is no schema")
+        long_rows = self._config.long_rows
         scored = self._config.sampling.probabilities and values is not None
         results = result_schema(
             id_type=pa.string(),
             value_type=None if values is None else values.arrow_type,
             choices=values.choices if values is not None and scored else None,
             keep_truncated=self._config.output.keep_truncated,
+            has_cut_tokens=long_rows.truncates,
+            folds=folds_of(None, values, long_rows, None),
             metadata={},
         )
         wanted = self._wanted([n for n in results.names if n not in (*_ROW_COLUMNS, "value")])
@@ -191,6 +198,8 @@ class Answerer:
         return {f"value.{child.name}": child.with_nullable(True) for child in field.type}
 
     def _values(self, columns: Collection[str]) -> ValueColumn | None:
+        if self._config.questions:
+            return QuestionFormats(self._config.questions, self.format)
         if self._config.schema_column is not None or RESPONSE_FORMAT in columns:
             return JsonTexts()
         return self.format

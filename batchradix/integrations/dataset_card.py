@@ -112,7 +112,10 @@ def _prompt(config: RunConfig) -> Iterable[str]:
             yield _fenced(text, "jinja" if name == "template" else "text")
     if prompt.column is not None:
         yield f"The row's text is the column `{prompt.column}`."
-    if all(text is None for text in given.values()):
+    for question in config.questions:
+        yield f"### Question: {question.name}"
+        yield _fenced(question.text, "text")
+    if all(text is None for text in [*given.values(), prompt.column]):
         yield "Prompts are the rows' own (column `prompt` or `messages`)."
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -20,17 +19,27 @@ from batchradix.config import (
 )
 from batchradix.errors import OptionError
 from batchradix.jobs.base import NO_ID_COLUMN
-from batchradix.schema.answer_format import AnswerFormat, answer_format
+from batchradix.row_options import LongRows, parse_combine
+from batchradix.schema.answer_format import AnswerFormat, answer_format, format_arguments
+from batchradix.schema.questions import read_questions
 from batchradix.schema.tools import ToolSet
 
 _ANSWERS = tuple(inspect.signature(answer_format).parameters)
-_OF_THE_JOB = ("model", "schema_column", "retries", "keep_truncated", "sampling", "engine")
+_OF_THE_JOB = (
+    "model",
+    "schema_column",
+    "retries",
+    "keep_truncated",
+    "sampling",
+    "engine",
+    "questions",
+)
 
 
 def option_names() -> tuple[str, ...]:
     """The keywords of a job: the arguments of `batchradix.run` that say what is asked of each row,
     and the fields of its ``sampling`` and ``engine`` by their own names."""
-    groups = (PromptOptions, SamplingOptions, EngineOptions)
+    groups = (PromptOptions, SamplingOptions, EngineOptions, LongRows)
     return (*_OF_THE_JOB, *_ANSWERS, *(field.name for group in groups for field in fields(group)))
 
 
@@ -54,6 +63,10 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
     sampling = _given(SamplingOptions, options)
     if isinstance(stop := sampling.get("stop"), (str, list)):
         sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    long_rows = _given(LongRows, options)
+    if "combine" in long_rows:
+        long_rows["combine"] = parse_combine(long_rows["combine"])
+    questions = options.get("questions")
     return RunConfig(
         input=None,
         model=os.fspath(model),
@@ -62,6 +75,8 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
         id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks
         retries=options.get("retries", 0),
         prompt=PromptOptions(**_given(PromptOptions, options)),
+        questions=() if questions is None else read_questions(questions),
+        long_rows=LongRows(**long_rows),
         sampling=replace(options.get("sampling") or SamplingOptions(), **sampling),
         engine=replace(options.get("engine") or EngineOptions(), **_given(EngineOptions, options)),
         output=OutputOptions(keep_truncated=options.get("keep_truncated", False)),
@@ -100,13 +115,4 @@ def _answers(format_: AnswerFormat | ToolSet | None, options: Mapping[str, Any])
     if isinstance(format_, ToolSet):
         beside = ("tool_choice", "parallel_tool_calls", "tool_format")
         return {"tools": format_.json} | {name: options.get(name) for name in beside}
-    match format_.kind:
-        case "json_schema":
-            return {"schema": json.loads(format_.text)}
-        case "regex":
-            return {"regex": format_.text}
-        case "ebnf":
-            return {"grammar": format_.text}
-        case "choices":
-            return {"choices": json.loads(format_.text)}
-    raise OptionError(f"a format of kind {format_.kind} cannot be used here; give `tools` instead")
+    return format_arguments(format_)

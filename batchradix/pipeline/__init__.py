@@ -15,7 +15,7 @@ from batchradix.pipeline.planned import (
     settle_engine,
 )
 from batchradix.pipeline.planning import DrawnPlan, draw_plan, plan
-from batchradix.pipeline.preview import Previewed, preview
+from batchradix.pipeline.preview import Previewed, preview, previews
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.session import Session
 from batchradix.pipeline.sharding import Merged, merge
@@ -50,6 +50,7 @@ __all__ = [
     "plan",
     "plan_rows",
     "preview",
+    "previews",
     "run",
     "settle_engine",
 ]

@@ -135,6 +135,8 @@ def _check_table(parts: Parts, output: Path) -> None:
             options,
             probabilities=parts.config.sampling.probabilities,
             metadata={},
+            folds=parts.folds(None),
+            has_cut_tokens=parts.config.long_rows.truncates,
         ),
         options.format,
     )

@@ -18,7 +18,8 @@ _SAMPLING = frozenset(field.name for field in fields(SamplingOptions))
 _PROMPTS = frozenset(field.name for field in fields(PromptOptions))
 # What shows in the table, or in the answers of all rows, cannot differ within it.
 _RETRY_MAY_CHANGE = (_SAMPLING - {"probabilities", "choose"}) | {"retries", "version"}
-_REUSE_MAY_CHANGE = (_RETRY_MAY_CHANGE - {"seed", "retries"}) | _PROMPTS
+_LONG_ROWS = frozenset({"overflow", "chunk_tokens", "chunk_overlap"})
+_REUSE_MAY_CHANGE = (_RETRY_MAY_CHANGE - {"seed", "retries"}) | _PROMPTS | _LONG_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,11 @@ It joins `jobs` and `prompts`. Nothing is kept a row but columns in scratch file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +17,16 @@ from numpy.typing import NDArray
 
 from batchradix.config import DEFAULT_MAX_TOKENS, SamplingOptions
 from batchradix.errors import RowError, RowErrorCode, SchemaError
-from batchradix.jobs.base import JobSource
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.content_keys import ContentKeys, error_tail
+from batchradix.pipeline.expansion import Expanded, Expander, Expansion, Rooms
 from batchradix.pipeline.row_errors import RowErrors, RowErrorWriter
 from batchradix.pipeline.row_formats import AnswerFormats
 from batchradix.plan.store import TokenTableWriter
-from batchradix.prompts.build import PromptBuilder
+from batchradix.prompts.questions import Prompts
 from batchradix.schema.answer_format import AnswerFormat
+from batchradix.schema.questions import QUESTION_KEY
 from batchradix.scratch import Scratch
 from batchradix.types import (
     I32,
@@ -40,6 +42,20 @@ from batchradix.types import (
 BATCH_ROWS = 512
 
 
+class RowSource(Protocol):
+    """What rows are read from: a `JobSource`, or rows that are there already."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def id_type(self) -> pa.DataType: ...
+
+    def batches(
+        self, columns: Collection[str] | None, batch_rows: int = ...
+    ) -> Iterator[list[Row]]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
     """Every row of the job, by row number.
@@ -52,6 +68,10 @@ class Intake:
     ``content_keys``: uint8[n, 16], equal for rows whose answers must be equal; the occurrence
     of an unseeded sampled prompt counts, so two such rows differ. ``base_keys`` are the same
     without occurrence, ``occurrence``: int64[n]. ``lengths``: int64[n], tokens of each row.
+
+    Where rows of the input are several here (`pipeline.expansion`) ``part_starts``: int64[m + 1]
+    says where the parts begin of each row and question. ``asks``: int64[k], the rows that get
+    their prompts from the answers to the parts before them. ``cut_tokens``: int32[n].
     """
 
     tokens: TokenTable
@@ -68,6 +88,9 @@ class Intake:
     former_keys: NDArray[np.uint8] | None
     occurrence: I64
     num_cleaned: int
+    part_starts: I64 | None = None
+    asks: I64 | None = None
+    cut_tokens: I32 | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -79,10 +102,12 @@ class Intake:
 
     def runnable(self, scratch: Scratch) -> I64 | None:
         """int64[m]: numbers of the rows that have a prompt to run; None when all have."""
-        if not len(self.errors):
+        if not len(self.errors) and self.asks is None:
             return None
         mask = scratch.full(len(self), 1, np.bool_)
         mask[self.errors.rows] = False
+        if self.asks is not None:
+            mask[self.asks] = False
         return scratch.where(mask)
 
 
@@ -98,6 +123,9 @@ class _Columns:
         self.seeds = scratch.column(np.int64)
         self.has_seed = scratch.column(np.bool_)
         self.ids = scratch.arrow_column(id_type)
+        self.part_sizes = scratch.column(np.int64)
+        self.asks = scratch.column(np.int64)
+        self.cut_tokens = scratch.column(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +194,10 @@ class _Reader:
 
     def __init__(
         self,
-        source: JobSource,
-        prompts: PromptBuilder,
+        source: RowSource,
+        prompts: Prompts,
         formats: AnswerFormats,
+        expansion: Expansion,
         *,
         sampling: SamplingOptions,
         former: FormerSettings | None,
@@ -184,18 +213,24 @@ class _Reader:
         self.num_cleaned = 0
         self.keys = ContentKeys(scratch, may_retry=may_retry)
         self.former: ContentKeys | None = None
-        self._source, self._prompts, self._formats = source, prompts, formats
+        self._source, self._formats = source, formats
         self._context_length, self._budgets = context_length, budgets
         # The run's seed is no seed of a row: equal rows without one draw differently.
         self._options = RowSettingsReader(replace(sampling, seed=None))
+        self.expander = Expander(
+            prompts,
+            expansion,
+            Rooms(self._options, formats, budgets, context_length),
+        )
         self._former_options: RowSettingsReader | None = None
         if former is not None:
             self.former = ContentKeys(scratch, may_retry=former.retries > 0)
             self._former_options = RowSettingsReader(replace(former.sampling, seed=None))
 
     def read(self, rows: list[Row]) -> TokenTable:
-        """The prompts of a batch, each with its answer's opening behind it."""
-        batch = self._prompts.encode(rows)
+        """The prompts of a batch of the input, each with its answer's opening behind it."""
+        expanded = self.expander.expand(rows)
+        rows, batch = expanded.rows, expanded.batch
         self.num_cleaned += batch.num_cleaned
         errors = {i: row.error for i, row in enumerate(rows) if row.error is not None}
         errors = batch.errors | errors
@@ -206,11 +241,16 @@ class _Reader:
         tails = {i: error_tail(error) for i, error in errors.items()}
         for i in sorted(errors):
             self.errors.add(rows[i].index, errors[i])
-        max_tokens = self._add_keys(self.keys, tokens, kinds, kind_of, tails)
+        asked = _ask_tails(tokens, expanded)
+        max_tokens = self._add_keys(self.keys, tokens, kinds, kind_of, tails, asked)
         if self.former is not None:
             before = [replace(kind, options=kind.former) for kind in kinds]
-            self._add_keys(self.former, tokens, before, kind_of, tails)
+            self._add_keys(self.former, tokens, before, kind_of, tails, asked)
         columns = self.columns
+        columns.part_sizes.append(np.array(expanded.sizes, dtype=np.int64))
+        asks = [rows[i].index for i in expanded.asks if i not in errors]
+        columns.asks.append(np.array(asks, dtype=np.int64))
+        columns.cut_tokens.append(np.array(expanded.cut_tokens, dtype=np.int32))
         format_id = np.array([k.format_id for k in kinds], dtype=np.int32)[kind_of]
         settings_id = [0, *map(self._settings_id, kinds[1:])]
         seeds = [k.options.seed for k in kinds]
@@ -270,6 +310,7 @@ class _Reader:
         """How long a prompt may be to tell without looking at its row that it can run, and that
         it is of the same kind as others; -1 where rows have options or formats of their own."""
         columns = self._source.columns
+        columns = columns and (*columns, QUESTION_KEY)
         if columns is None or {*SETTING_COLUMNS, *self._formats.columns}.intersection(columns):
             return -1
         options, answers = self._options.defaults, self._formats.formats[0]
@@ -296,10 +337,12 @@ class _Reader:
         kinds: list[_Kind],
         kind_of: I64,
         tails: dict[int, bytes],
+        asked: dict[int, bytes],
     ) -> I32:
         """Adds the keys of a batch; int32[n]: the rows' ``max_tokens``, cut to the context.
 
-        ``tails``: of the rows that cannot run.
+        ``tails``: of the rows that cannot run; ``asked``: what the prompts will be made of that are
+        not there yet.
         """
         options = [kind.options for kind in kinds]
         most = np.array([each.max_tokens or DEFAULT_MAX_TOKENS for each in options])
@@ -313,6 +356,8 @@ class _Reader:
         draws = np.array([each.temperature > 0 and each.seed is None for each in options])
         draws[0] = False
         all_tails = [made[pair] for pair in pairs]
+        for i, tail in asked.items():
+            all_tails[i] += tail
         for i, tail in tails.items():
             all_tails[i] = tail
         keys.append(tokens, all_tails, draws[kind_of])
@@ -328,9 +373,23 @@ class _Reader:
         return _with_opening(tokens, openings, format_id, num_forced)
 
 
+def _ask_tails(tokens: TokenTable, expanded: Expanded) -> dict[int, bytes]:
+    """By position, what tells rows apart that get their prompts from the parts before them: the
+    prompts of these."""
+    found: dict[int, bytes] = {}
+    if not expanded.asks:
+        return found
+    ends = np.cumsum(expanded.sizes)
+    for i in expanded.asks:
+        group = int(np.searchsorted(ends, i, side="right"))
+        begin = int(tokens.offsets[ends[group] - expanded.sizes[group]])
+        found[i] = b"ask" + tokens.values[begin : int(tokens.offsets[i])].tobytes()
+    return found
+
+
 def read_rows(
-    source: JobSource,
-    prompts: PromptBuilder,
+    source: RowSource,
+    prompts: Prompts,
     *,
     sampling: SamplingOptions,
     formats: AnswerFormats,
@@ -339,6 +398,7 @@ def read_rows(
     folder: Path | None,
     scratch: Scratch | None = None,
     budgets: Budgets | None = None,
+    expansion: Expansion | None = None,
     former: FormerSettings | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Intake:
@@ -346,16 +406,18 @@ def read_rows(
 
     ``formats`` tells what a row's answer must match and what it then begins with; that is put
     behind its prompt, as far as its ``max_tokens`` go. ``budgets`` finds the rows into whose
-    budget no answer fits. ``may_retry``: greedy rows may come to be sampled. ``former``: settings
-    under which the rows' keys are wanted as well. ``folder`` takes the token table's files
-    (memory-mapped afterwards); None keeps it in memory. The columns are made in ``scratch`` (None:
-    in memory). A row that cannot be run becomes an entry of ``errors`` and has no tokens.
+    budget no answer fits; ``expansion`` says what rows become several. ``may_retry``: greedy rows
+    may come to be sampled. ``former``: settings under which the rows' keys are wanted as well.
+    ``folder`` takes the token table's files (memory-mapped afterwards); None keeps it in memory.
+    The columns are made in ``scratch`` (None: in memory). A row that cannot be run becomes an entry
+    of ``errors`` and has no tokens.
     """
     scratch = scratch or Scratch(least_bytes=None)
     reader = _Reader(
         source,
         prompts,
         formats,
+        expansion or Expansion(),
         sampling=sampling,
         former=former,
         context_length=context_length,
@@ -402,6 +464,15 @@ def _with_opening(
     return TokenTable(np.concatenate(parts), offsets)
 
 
+def _part_starts(reader: _Reader, scratch: Scratch) -> I64 | None:
+    sizes = reader.columns.part_sizes.finish()
+    if not reader.expander.makes_several:
+        return None
+    starts = scratch.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
 def _assemble(
     tokens: TokenTable, reader: _Reader, formats: AnswerFormats, scratch: Scratch
 ) -> Intake:
@@ -431,6 +502,9 @@ def _assemble(
         former_keys=None if reader.former is None else reader.former.finish().keys,
         occurrence=keys.occurrence,
         num_cleaned=reader.num_cleaned,
+        part_starts=_part_starts(reader, scratch),
+        asks=asks if len(asks := columns.asks.finish()) else None,
+        cut_tokens=cut if len(cut := columns.cut_tokens.finish()) else None,
     )
     scratch.let_go()
     return intake

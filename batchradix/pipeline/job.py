@@ -23,6 +23,7 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
+from batchradix.pipeline.asking import Asking
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
 from batchradix.pipeline.former import find_former, remedy
@@ -58,6 +59,7 @@ from batchradix.schema.answer_format import AnswerFormat
 from batchradix.scratch import Scratch
 from batchradix.settings import EngineSettings
 from batchradix.sink.about import About, write_about
+from batchradix.sink.fold import all_starts
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.sink.merge import shard_metadata
 from batchradix.types import Engine, EngineJob, GrammarSpec, Observable
@@ -152,6 +154,7 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     check_device(config)
     check_disk(config)
     check_budget(parts)
+    parts.folds(None)  # refuses rules of combining
     if config.output.failed_rows is not None:
         check_failed_rows(config.output, parts.source)
     check_scores(parts, make_engine.check_scores)
@@ -222,10 +225,10 @@ def run(
             planned, sentence = take_shard(planned, config.shard)
             metadata |= shard_metadata(config.shard, len(planned.rows))
             progress.message(sentence)
-        whole, trial = planned, config.trial
+        whole, trial, folds = planned, config.trial, parts.folds(planned.rows)
         if trial.sample is not None:
             seed = config.sampling.seed if trial.sample_seed is None else trial.sample_seed
-            planned, sentence = take_sample(planned, trial.sample, seed or 0, parts.source.starts)
+            planned, sentence = take_sample(planned, trial.sample, seed or 0, all_starts(folds))
             metadata |= sample_metadata(trial.sample, seed or 0, whole)
             progress.message(sentence)
         table = Table(
@@ -240,6 +243,8 @@ def run(
             scratch=scratch,
             probabilities=config.sampling.probabilities,
             members=planned.members,
+            folds=folds,
+            has_cut_tokens=config.long_rows.truncates,
         )
         summary = Summary(
             model=parts.checkpoint.name,
@@ -301,8 +306,10 @@ def _answer(
         _bear(table, parts.config.output.abort_after_failures)
     runs = table.is_waiting.copy()
     runs[planned.rows.errors.rows] = False
+    asking = Asking(parts, planned, table, make_engine.opening)
+    runs[asking.waiting] = False
     todo = planned.scratch.where(runs)
-    if not len(todo):
+    if not len(todo) and not len(asking.waiting):
         table.commit()
         return None
     started_s = time.monotonic()
@@ -365,18 +372,26 @@ def _answer(
         progress.update(table.num_done, engine.usage)
 
     try:
-        summary.stopped_by = drive(
-            engine,
-            planned,
-            answers,
-            todo,
-            table.append,
-            prefix_cache=settings.prefix_cache,
-            retries=retries,
-            before=before,
-            after_step=after_step,
-            stop_requested=stop_requested,
-        )
+        if len(todo):
+            summary.stopped_by = drive(
+                engine,
+                planned,
+                answers,
+                todo,
+                table.append,
+                prefix_cache=settings.prefix_cache,
+                retries=retries,
+                before=before,
+                after_step=after_step,
+                stop_requested=stop_requested,
+            )
+        if summary.stopped_by is None:
+            summary.stopped_by = asking.run(
+                engine,
+                prefix_cache=settings.prefix_cache,
+                after_step=after_step,
+                stop_requested=stop_requested,
+            )
     finally:
         if tracing is not None:
             tracing.close()
@@ -388,6 +403,8 @@ def _answer(
             summary.retried_rows = retries.num_rows
             summary.discarded_tokens = retries.num_tokens
         summary.run_s = time.monotonic() - started_s
+        for name in ("prompt_tokens", "opening_tokens", "distinct_tokens"):
+            setattr(summary, name, getattr(summary, name) + getattr(asking, name))
         try:
             table.commit()
         finally:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from batchradix._version import VERSION
@@ -16,19 +17,26 @@ from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.jobs.listing import is_below
+from batchradix.pipeline.expansion import Expansion
+from batchradix.pipeline.folding import folds_of
+from batchradix.pipeline.intake import Intake
 from batchradix.pipeline.passages import sort_passages
 from batchradix.pipeline.reordering import reorder
+from batchradix.pipeline.several import check_expansion, expansion_identity
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.instruction import SCHEMA_LINE
+from batchradix.prompts.questions import Prompts, QuestionPrompts
 from batchradix.report.machine import has_bf16
 from batchradix.report.progress import Progress
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn, load_format
 from batchradix.schema.listing import MAX_BYTES, MAX_TEXTS
+from batchradix.schema.questions import QuestionFormats
 from batchradix.schema.request_formats import RequestFormats
 from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
 from batchradix.schema.tool_styles import STYLES
 from batchradix.schema.tools import ToolSet
 from batchradix.settings import resolve_dtype
+from batchradix.sink.fold import Fold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +47,28 @@ class Parts:
     source: JobSource
     checkpoint: Checkpoint
     schema: AnswerFormat | None
-    row_formats: RowFormats | None
-    prompts: PromptBuilder
+    row_formats: RowFormats | QuestionFormats | None
+    prompts: Prompts
     warnings: tuple[str, ...]
 
     @property
     def values(self) -> ValueColumn | None:
         """The ``value`` column, None for a job without one. That of requests is JSON text, so
-        that it is the same beside samples as in them."""
+        that it is the same beside samples as in them; that of questions has a field for each."""
+        if isinstance(self.row_formats, QuestionFormats):
+            return self.row_formats
         has_own = self.source.is_requests and self.schema is not None
         return JsonTexts() if has_own or self.row_formats is not None else self.schema
+
+    @property
+    def expansion(self) -> Expansion:
+        """What makes several rows of the table of one of the input."""
+        config = self.config
+        return Expansion(self.checkpoint.tokenizer, config.questions, config.long_rows)
+
+    def folds(self, rows: Intake | None) -> tuple[Fold, ...]:
+        """What makes one row of several results; without ``rows`` for a table without any."""
+        return folds_of(self.source, self.values, self.config.long_rows, rows)
 
 
 def open_parts(
@@ -75,30 +95,40 @@ def open_parts(
             _check_choices(config, schema)
         source.scan()
         _check_requests(config, source)
-        if config.shard is not None and source.starts is not None:
-            raise OptionError(
-                f"`shard` cannot part {source.name}, whose rows ask for several answers each; run "
-                f"it whole, or give every answer a row"
-            )
-        row_formats = _row_formats(config, source, checkpoint)
-        prompts = PromptBuilder(
+        check_expansion(config, source)
+        row_formats = _row_formats(config, source, checkpoint, schema)
+        make_builder = partial(
+            PromptBuilder,
             checkpoint,
-            config.prompt,
             columns=source.columns if source.num_rows else None,
-            schema_text=None if schema is None else schema.text,
             schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
         )
-        if config.prompt.sort_passages is not None:
-            progress.message(sort_passages(source, prompts, config.prompt.sort_passages))
-        if config.prompt.reorder_columns:
-            progress.message(reorder(source, prompts))
+        prompts: Prompts
+        if isinstance(row_formats, QuestionFormats):
+            prompts = QuestionPrompts(
+                config.questions,
+                row_formats,
+                config.prompt,
+                lambda options, text: make_builder(options, schema_text=text),
+            )
+        else:
+            prompts = builder = make_builder(
+                config.prompt, schema_text=None if schema is None else schema.text
+            )
+            if config.prompt.sort_passages is not None:
+                progress.message(sort_passages(source, builder, config.prompt.sort_passages))
+            if config.prompt.reorder_columns:
+                progress.message(reorder(source, builder))
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
     warnings = [*source.notices, *prompts.warnings, *(() if schema is None else schema.notices)]
-    if row_formats is not None and prompts.shows_schema:
+    if isinstance(row_formats, QuestionFormats):
+        notices = [text for found in row_formats.formats if found for text in found.notices]
+        warnings += [text for text in dict.fromkeys(notices) if text not in warnings]
+    elif row_formats is not None and prompts.shows_schema:
         warnings.append(
             f"prompts show the run's schema to every row, also to those with another one in the "
             f"column {row_formats.column}; {{{{ {row_formats.column} }}}} shows a row its own"
@@ -184,8 +214,12 @@ def _other_model(config: RunConfig, source: JobSource) -> Iterator[str]:
         )
 
 
-def _row_formats(config: RunConfig, source: JobSource, checkpoint: Checkpoint) -> RowFormats | None:
-    """What reads the schemas that rows bring along, None where no column holds any."""
+def _row_formats(
+    config: RunConfig, source: JobSource, checkpoint: Checkpoint, own: AnswerFormat | None
+) -> RowFormats | QuestionFormats | None:
+    """What reads the schemas that rows or questions bring along, None where there are none."""
+    if config.questions:
+        return QuestionFormats(config.questions, own)
     columns = source.columns or ()
     column = config.schema_column
     if column is None:
@@ -282,6 +316,7 @@ def job_identity(
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,
+        **expansion_identity(config, schema),
     }
 
 

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from batchradix.config import DEFAULT_BATCH_SIZE, RunConfig
 from batchradix.errors import OptionError, RowErrorCode
+from batchradix.jobs.row_settings import RowSettingsReader
 from batchradix.pipeline.budget import Budgets
-from batchradix.pipeline.intake import FormerSettings, Intake, read_rows
+from batchradix.pipeline.expansion import Expander, Rooms
+from batchradix.pipeline.intake import FormerSettings, Intake, RowSource, read_rows
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.row_formats import AnswerFormats, Opening
 from batchradix.plan.blend import blend
@@ -35,6 +37,8 @@ from batchradix.types import (
     Plan,
     PlanTree,
 )
+
+_NUMBER_TOKENS = 64  # at least, of what is said around an answer that is listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +66,15 @@ class Planned:
 def plan_rows(
     parts: Parts,
     *,
+    source: RowSource | None = None,
     folder: Path | None,
     progress: Progress,
     opening: Opening | None = None,
     former: FormerSettings | None = None,
     scratch: Scratch | None = None,
 ) -> Planned:
-    """Reads, tokenises, orders and deduplicates every row; ``folder`` takes the token files.
+    """Reads, tokenises, orders and deduplicates every row, of the job's input or those that a
+    ``source`` has made of it; ``folder`` takes the token files.
 
     ``opening`` tells with which tokens every answer under a grammar begins; they then stand
     behind the prompts and are planned with them. None for an engine that samples them.
@@ -83,7 +89,7 @@ def plan_rows(
         is_forced=parts.config.engine.forced_text,
     )
     rows = read_rows(
-        parts.source,
+        source or parts.source,
         parts.prompts,
         sampling=parts.config.sampling,
         formats=formats,
@@ -92,6 +98,7 @@ def plan_rows(
         folder=folder,
         scratch=scratch,
         budgets=Budgets(parts.checkpoint),
+        expansion=parts.expansion if source is None else None,
         former=former,
     )
     warnings = list(formats.notices)
@@ -131,6 +138,17 @@ def plan_rows(
     )
     scratch.let_go()
     return planned
+
+
+def expander_of(parts: Parts) -> Expander:
+    """What makes rows of the table of those of a job, for looking at single ones."""
+    rooms = Rooms(
+        RowSettingsReader(replace(parts.config.sampling, seed=None)),
+        AnswerFormats(parts.schema, parts.row_formats),
+        Budgets(parts.checkpoint),
+        parts.checkpoint.config.context_length,
+    )
+    return Expander(parts.prompts, parts.expansion, rooms)
 
 
 def summed_up(
@@ -256,7 +274,10 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
     alone, tree, scratch = planned.alone, planned.tree, planned.scratch
     if not options.prefix_cache:
         tree = flat_tree(alone, planned.rows.lengths, scratch)
-    most = demand(planned, tree, options.batch_size or DEFAULT_BATCH_SIZE)
+    batch_size = options.batch_size or DEFAULT_BATCH_SIZE
+    most = max(
+        demand(planned, tree, batch_size), _ask_demand(planned, batch_size, model.context_length)
+    )
     here = machine(device, free_device_memory_bytes)
     return resolve_engine(
         options,
@@ -279,6 +300,18 @@ def demand(planned: Planned, tree: PlanTree, batch_size: int) -> int:
     tokens = demand_tokens(planned.alone, tree, tails, batch_size)
     scratch.let_go()
     return tokens
+
+
+def _ask_demand(planned: Planned, batch_size: int, context_length: int) -> int:
+    """The most KV tokens that rows can take which are asked over the answers to parts: each at most
+    the longest prompt, the answers of all parts and its own, numbered."""
+    rows = planned.rows
+    if rows.asks is None or rows.part_starts is None:
+        return 0
+    most_parts = int(np.diff(rows.part_starts).max())
+    most = int(rows.requests.max_tokens.max()) + _NUMBER_TOKENS
+    row = min(context_length, int(rows.lengths.max()) + (most_parts + 1) * most)
+    return row * min(batch_size, len(rows.asks))
 
 
 def shortages(parts: Parts, settings: EngineSettings) -> list[str]:

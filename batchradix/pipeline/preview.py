@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,16 @@ import numpy as np
 
 from batchradix.config import RunConfig
 from batchradix.errors import InputError, RowError
+from batchradix.jobs.row_settings import SETTING_COLUMNS
 from batchradix.pipeline.intake import BATCH_ROWS
 from batchradix.pipeline.job import RadixEngines
 from batchradix.pipeline.parts import Parts, open_parts
+from batchradix.pipeline.planned import expander_of
 from batchradix.pipeline.row_formats import AnswerFormats
 from batchradix.prompts.detokenise import IncrementalDetokenizer
 from batchradix.prompts.view import PromptView
 from batchradix.report.progress import Progress, Silent
+from batchradix.schema.questions import QUESTION_KEY
 from batchradix.types import U32, Row
 
 MOST_COMPARED = 10_000
@@ -42,7 +46,8 @@ class Neighbour:
 class Previewed:
     """A row's prompt. ``opening``: the tokens that every answer to it is forced to begin with, and
     ``opening_text`` their text. ``neighbour`` is None where there is no other row with a
-    prompt."""
+    prompt. ``question``: the name of the one that it asks, None where the job has none; ``part``
+    and ``num_parts``: which part of the row's text it has (from 1), of how many."""
 
     id: Any
     row: int
@@ -50,6 +55,9 @@ class Previewed:
     opening: tuple[int, ...]
     opening_text: str
     neighbour: Neighbour | None
+    question: str | None = None
+    part: int = 1
+    num_parts: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -57,6 +65,8 @@ class Previewed:
         return {
             "id": self.id,
             "row": self.row,
+            **({} if self.question is None else {"question": self.question}),
+            **({} if self.num_parts == 1 else {"part": self.part, "parts": self.num_parts}),
             "text": self.view.text,
             "marked": self.view.marked(),
             "prompt_tokens": len(self.view.ids),
@@ -83,8 +93,20 @@ def preview(
     id: str | None = None,
     progress: Progress | None = None,
 ) -> Previewed:
-    """The prompt of the row with id (else number) ``row``, or of the one with id ``id``; of the
-    first without either. Loads no weights; under a schema the grammar is compiled.
+    """The first of `previews`, whose arguments and errors these are."""
+    return previews(config, row, id=id, progress=progress)[0]
+
+
+def previews(
+    config: RunConfig,
+    row: str | None = None,
+    *,
+    id: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Previewed, ...]:
+    """The prompts of the row with id (else number) ``row``, or of the one with id ``id``; of the
+    first without either: one, or those of its questions and the parts of its text. Loads no
+    weights; under a schema the grammar is compiled.
 
     Raises `InputError` when there is no such row or it has no prompt.
     """
@@ -96,25 +118,49 @@ def preview(
             opening=_openings(parts),
             is_forced=config.engine.forced_text,
         )
-        columns = parts.prompts.required_columns | formats.columns
+        columns = parts.prompts.required_columns | formats.columns | {*SETTING_COLUMNS}
         found = _find(parts, columns, row, id)
-        view = parts.prompts.explain(found)
-        error = found.error or view.error
-        number: int | RowError = 0 if error is not None else formats.number(found)
-        if isinstance(number, RowError):
-            error = number
-        if error is not None:
-            raise InputError(f"this row has no prompt: {error.message}")
-        assert isinstance(number, int)
-        opening = tuple(formats.openings[number].tolist())
-        return Previewed(
-            id=found.id,
-            row=found.index,
-            view=view,
-            opening=opening,
-            opening_text=_text(parts, opening),
-            neighbour=_neighbour(parts, found, view),
-        )
+        slots = expander_of(parts).slots(found)
+        views = [parts.prompts.explain(slot) for slot in slots]
+        openings = [_opening(formats, slot, view) for slot, view in zip(slots, views, strict=True)]
+        neighbours = _neighbours(parts, columns, found, views)
+        questions = [_question(config, slot) for slot in slots]
+        sizes, seen = Counter(questions), Counter[str | None]()
+        shown = []
+        for view, opening, neighbour, question in zip(
+            views, openings, neighbours, questions, strict=True
+        ):
+            seen[question] += 1
+            shown.append(
+                Previewed(
+                    id=found.id,
+                    row=found.index,
+                    view=view,
+                    opening=opening,
+                    opening_text=_text(parts, opening),
+                    neighbour=neighbour,
+                    question=question,
+                    part=seen[question],
+                    num_parts=sizes[question],
+                )
+            )
+        return tuple(shown)
+
+
+def _question(config: RunConfig, slot: Row) -> str | None:
+    return config.questions[slot.values[QUESTION_KEY]].name if config.questions else None
+
+
+def _opening(formats: AnswerFormats, slot: Row, view: PromptView) -> tuple[int, ...]:
+    """The tokens that the answer to a prompt begins with. Raises `InputError` for none."""
+    error = slot.error or view.error
+    number: int | RowError = 0 if error is not None else formats.number(slot)
+    if isinstance(number, RowError):
+        error = number
+    if error is not None:
+        raise InputError(f"this row has no prompt: {error.message}")
+    assert isinstance(number, int)
+    return tuple(formats.openings[number].tolist())
 
 
 def _openings(parts: Parts) -> Any:
@@ -147,32 +193,43 @@ def _find(parts: Parts, columns: frozenset[str], row: str | None, id: str | None
     raise InputError(f"{parts.source.name} {what}")
 
 
-def _neighbour(parts: Parts, row: Row, view: PromptView) -> Neighbour | None:
-    """In the sorted order of all prompts the longest common beginning is that with a row beside, so
-    whichever shares most stands there."""
-    ids = np.array(view.ids, dtype=np.uint32)
-    best: tuple[int, Row] | None = None
+def _neighbours(
+    parts: Parts, columns: frozenset[str], row: Row, views: Sequence[PromptView]
+) -> list[Neighbour | None]:
+    """For each prompt of a row the other row with which it shares most. In the sorted order of all
+    prompts the longest common beginning is that with one beside, so whichever shares most stands
+    there."""
+    prompts = [np.array(view.ids, dtype=np.uint32) for view in views]
+    best: list[tuple[int, Row] | None] = [None] * len(views)
     num_compared = 0
-    for rows in _first_rows(parts):
-        tokens = parts.prompts.encode(rows).tokens
+    expander = expander_of(parts)
+    for rows in _first_rows(parts, columns):
         num_compared += len(rows)
-        for number, other in enumerate(rows):
-            theirs = tokens[number]
-            if other.index == row.index or not len(theirs):
+        expanded = expander.expand(rows)
+        for place, other in enumerate(expanded.rows):
+            theirs = expanded.batch.tokens[place]
+            if _number(other) == row.index or not len(theirs):
                 continue
-            shared = _num_common(ids, theirs)
-            if best is None or shared > best[0]:
-                best = shared, other
-    if best is None:
-        return None
-    shared, other = best
-    return Neighbour(
-        id=other.id,
-        row=other.index,
-        shared_tokens=shared,
-        shared_text=_beginning(parts, view, shared),
-        num_compared=num_compared,
-    )
+            for i, ids in enumerate(prompts):
+                shared, found = _num_common(ids, theirs), best[i]
+                if found is None or shared > found[0]:
+                    best[i] = shared, other
+    return [
+        found
+        and Neighbour(
+            id=found[1].id,
+            row=_number(found[1]),
+            shared_tokens=found[0],
+            shared_text=_beginning(parts, view, found[0]),
+            num_compared=num_compared,
+        )
+        for view, found in zip(views, best, strict=True)
+    ]
+
+
+def _number(row: Row) -> int:
+    """The number of a row of the table in the input."""
+    return row.index if row.number is None else row.number
 
 
 def _beginning(parts: Parts, view: PromptView, num_tokens: int) -> str:
@@ -186,9 +243,9 @@ def _beginning(parts: Parts, view: PromptView, num_tokens: int) -> str:
     return "".join(texts)
 
 
-def _first_rows(parts: Parts) -> Iterator[list[Row]]:
+def _first_rows(parts: Parts, columns: frozenset[str]) -> Iterator[list[Row]]:
     left = MOST_COMPARED
-    for rows in parts.source.batches(parts.prompts.required_columns, BATCH_ROWS):
+    for rows in parts.source.batches(columns, BATCH_ROWS):
         yield rows[:left]
         left -= len(rows)
         if left <= 0:

@@ -8,6 +8,7 @@ import numpy as np
 
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.schema.answer_format import AnswerFormat
+from batchradix.schema.questions import QuestionFormats
 from batchradix.schema.row_formats import RowFormats
 from batchradix.types import U32, GrammarSpec, Row
 
@@ -26,7 +27,7 @@ class AnswerFormats:
     def __init__(
         self,
         own: AnswerFormat | None,
-        rows: RowFormats | None = None,
+        rows: RowFormats | QuestionFormats | None = None,
         *,
         opening: Opening | None = None,
         is_forced: bool = True,

@@ -61,9 +61,9 @@ def take_sample(
 ) -> tuple[Planned, str]:
     """What a sample of ``size`` input rows of a whole job has to do, and a sentence about it.
 
-    ``starts`` as in `jobs.base.JobSource`: an input row that asks for several answers is taken
-    with all of them. What prompts share, and all else that shows in the table, stays that of the
-    whole job. Arrays of a value a row are made in the scratch of ``planned``.
+    ``starts``: int64[m + 1], where the results of each of m input rows begin (None for one each):
+    a row is taken with all of them. What prompts share, and all else that shows in the table, stays
+    that of the whole job. Arrays of a value a row are made in the scratch of ``planned``.
     """
     scratch, rows = planned.scratch, planned.rows
     num_rows = len(rows) if starts is None else len(starts) - 1
@@ -71,6 +71,8 @@ def take_sample(
     members = chosen if starts is None else np.repeat(chosen, np.diff(starts))
     runs = scratch.kept(members)
     runs[rows.errors.rows] = False
+    if rows.asks is not None:
+        runs[rows.asks] = False
     todo = scratch.where(runs)
     alone = drop_followers(planned.plan, first_of_equals(planned, todo), scratch)
     tree = build_tree(alone, rows.lengths, scratch)

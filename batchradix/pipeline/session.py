@@ -14,6 +14,7 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import EngineError
 from batchradix.pipeline.answers import Answers, drive
+from batchradix.pipeline.asking import Asking
 from batchradix.pipeline.job import RadixEngines
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import Planned, check_budget, check_scores, plan_rows
@@ -79,8 +80,11 @@ class Session:
                 folder=None,
                 cached_tokens=planned.cached,
                 probabilities=config.sampling.probabilities,
+                folds=parts.folds(planned.rows),
+                has_cut_tokens=config.long_rows.truncates,
             )
-            self._answer(parts, planned, table.append)
+            asking = Asking(parts, planned, table, self._engines.opening)
+            self._answer(parts, planned, table.append, asking)
             return table.finish()
 
     def _plan(self, config: RunConfig) -> tuple[Parts, Planned]:
@@ -91,12 +95,19 @@ class Session:
         self._engines.check(parts.schema)
         check_budget(parts)
         check_scores(parts, self._engines.check_scores)
+        parts.folds(None)  # refuses rules of combining
         opening = self._engines.opening
         planned = plan_rows(parts, folder=None, progress=Silent(), opening=opening)
         self._tell(parts.warnings + planned.warnings)
         return parts, planned
 
-    def _answer(self, parts: Parts, planned: Planned, emit: Callable[[Result], None]) -> None:
+    def _answer(
+        self,
+        parts: Parts,
+        planned: Planned,
+        emit: Callable[[Result], None],
+        asking: Asking | None = None,
+    ) -> None:
         answers = Answers(planned)
         for row in planned.rows.errors:
             emit(answers.failed(row))
@@ -115,6 +126,8 @@ class Session:
                 retain=True,
                 retries=open_retries(parts, planned),
             )
+            if asking is not None:
+                asking.run(engine, prefix_cache=self._options.prefix_cache)
         except BaseException:
             self._drop_engine()  # it may be stopped halfway through a step
             raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,16 @@ from batchradix.pipeline.failed_rows import chosen_rows
 from batchradix.pipeline.intake import Intake
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import ValueColumn
+from batchradix.schema.answers import VALUE_METADATA
 from batchradix.scratch import Scratch
+from batchradix.sink.chunks import Chunks
 from batchradix.sink.columns import result_schema, shard_schema
-from batchradix.sink.finalise import KeptColumns, committed_in_order, finalise
+from batchradix.sink.finalise import KeptColumns, committed_in_order, finalise, one_a_row
+from batchradix.sink.fold import Fold, all_starts
 from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
 from batchradix.sink.formats import check_format
 from batchradix.sink.memory import MemorySink
 from batchradix.sink.openai_batch import REQUEST
-from batchradix.sink.samples import SAMPLES, samples_field
 from batchradix.sink.shards import (
     Committed,
     ShardWriter,
@@ -48,6 +50,8 @@ def finished_schema(
     *,
     probabilities: bool,
     metadata: Mapping[str, str],
+    folds: Sequence[Fold] = (),
+    has_cut_tokens: bool = False,
 ) -> pa.Schema:
     """The schema of the finished file, the answer's field as ``values`` marks it (JSON text or
     not); answers to requests in OpenAI's format have the kinds of their requests beside them.
@@ -59,14 +63,19 @@ def finished_schema(
         keep=_keep_schema(source, options),
         unnest=options.unnest,
         keep_truncated=options.keep_truncated,
-        has_samples=source.starts is not None,
+        has_cut_tokens=has_cut_tokens,
+        folds=folds,
         metadata=metadata,
     )
     if values is None or "value" not in columns.names:
         return columns
-    columns = columns.set(columns.get_field_index("value"), values.arrow_field("value"))
-    if SAMPLES in columns.names:
-        columns = columns.set(columns.get_field_index(SAMPLES), samples_field(columns))
+    field = values.arrow_field("value")
+    if any(isinstance(fold, Chunks) for fold in folds):
+        field = field.with_metadata({**(field.metadata or {}), **VALUE_METADATA})
+    columns = columns.set(columns.get_field_index("value"), field)
+    for fold in folds:
+        column = fold.field(columns)
+        columns = columns.set(columns.get_field_index(column.name), column)
     return columns
 
 
@@ -96,7 +105,8 @@ class Table:
     already; without one results stay in memory. ``metadata`` goes into the finished file.
     ``probabilities``: there is a column of those of the schema's choices. ``cached_tokens``:
     int32[n], what each row's prompt shares, for rows that take a committed row's answer.
-    ``members``: bool[n], the rows that the table is to hold, all when None.
+    ``members``: bool[n], the rows that the table is to hold, all when None. ``folds``: what makes
+    one of several results; there is a column ``cut_tokens`` with ``has_cut_tokens``.
     """
 
     def __init__(
@@ -112,6 +122,8 @@ class Table:
         cached_tokens: I32,
         probabilities: bool = False,
         members: NDArray[np.bool_] | None = None,
+        folds: Sequence[Fold] = (),
+        has_cut_tokens: bool = False,
         scratch: Scratch | None = None,
     ) -> None:
         self._scratch = scratch or Scratch(least_bytes=None)
@@ -122,7 +134,11 @@ class Table:
         self._folder = folder
         self._fingerprint = fingerprint
         self._counts = Summary()
-        self._starts = source.starts
+        self._folds = folds
+        self._starts = all_starts(folds)
+        self._cut_tokens = rows.cut_tokens if has_cut_tokens else None
+        if has_cut_tokens and self._cut_tokens is None:
+            self._cut_tokens = np.zeros(len(rows), dtype=np.int32)
         self._groups = None if self._starts is None else _Groups(self._starts)
         self._failed = np.zeros(len(rows), dtype=bool)
         self._answer_lengths = [0, 0, 0]
@@ -138,6 +154,8 @@ class Table:
             options,
             probabilities=probabilities,
             metadata={**metadata, "batchradix.table": self._digest(keep)},
+            folds=folds,
+            has_cut_tokens=has_cut_tokens,
         )
         encode = None if schema is None else schema.to_arrow
         inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)
@@ -168,6 +186,8 @@ class Table:
         digest.update(json.dumps([*shape, options.format] if options.format else shape).encode())
         if self._starts is not None:
             digest.update(self._starts.tobytes())
+        for fold in self._folds:
+            digest.update(fold.starts.tobytes() + fold.identity.encode())
         if keep is not None:
             digest.update(keep.serialize())
             for batch in _keep_batches(self._source, options) or ():
@@ -315,9 +335,29 @@ class Table:
         for name in ("rows", "ok", "truncated", "errors", "completion_tokens", "error_codes"):
             setattr(summary, name, getattr(self._counts, name))
         summary.resumed_rows = self._num_resumed
+        summary.cut_rows, summary.parted_rows = self.num_cut, self.num_parted
         if self._starts is not None:
             done = np.logical_and.reduceat(~self.is_waiting, self._starts[:-1])
             summary.resumed_rows = int((done & self._input_members(self._starts)).sum())
+
+    @property
+    def num_cut(self) -> int:
+        """Rows of the finished table that lost some of their text so that they fit."""
+        if self._cut_tokens is None:
+            return 0
+        cut = (self._cut_tokens > 0) & self._members
+        if self._starts is not None:
+            cut = np.logical_or.reduceat(cut, self._starts[:-1])
+        return int(np.count_nonzero(cut))
+
+    @property
+    def num_parted(self) -> int:
+        """Rows of the finished table whose text was read in parts."""
+        starts = self._rows.part_starts
+        if starts is None or self._starts is None:
+            return 0
+        parted = starts[np.searchsorted(starts, self._starts[:-1]) + 1] - self._starts[:-1] > 1
+        return int(np.count_nonzero(parted & self._input_members(self._starts)))
 
     def finish(self) -> pa.Table | None:
         """The finished table: written to its file (None), or returned.
@@ -332,7 +372,8 @@ class Table:
                 num_rows=len(self._rows),
                 keep_batches=self._kept(),
                 unnest=options.unnest,
-                starts=self._starts,
+                folds=self._folds,
+                cut_tokens=self._cut_tokens,
                 rows=self._chosen,
             )
         assert self._folder is not None
@@ -351,10 +392,29 @@ class Table:
                 ids=self._rows.ids,
                 rows=self._chosen,
                 format_=options.format,
-                starts=self._starts,
+                folds=self._folds,
+                cut_tokens=self._cut_tokens,
                 scratch=self._scratch,
             )
         return None
+
+    def batches(self) -> Iterator[tuple[pa.RecordBatch, I64]]:
+        """All results so far as shards hold them, with int64[n]: the rows of the table that they
+        are of, -1 for none. Commits what waits; raises `SinkError`."""
+        if isinstance(self._sink, MemorySink):
+            for batch in self._sink.batches():
+                yield batch, batch.column("row").to_numpy()
+            return
+        assert self._folder is not None
+        self._sink.commit()
+        committed = read_committed(self._folder, scratch=self._scratch)
+        row_of_record = self._scratch.full(len(committed), -1, np.int64)
+        record_of_row = self._match(committed)
+        for part in self._scratch.windows(len(self._rows)):
+            found = record_of_row[part]
+            row_of_record[found[found >= 0]] = part.start + np.flatnonzero(found >= 0)
+        for path, records in committed.by_shard():
+            yield load_shard(self._folder, path), np.array(row_of_record[records])
 
     def _kept(self) -> Any:
         batches = _keep_batches(self._source, self._options)
@@ -373,7 +433,8 @@ class Table:
         return None if self._members.all() else self._scratch.where(self._members)
 
     def results(self, column: str) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """All results as they are in shards, in input order, each batch beside an input column.
+        """All results, one an input row as `finalise.one_a_row` makes it, in input order, each
+        batch beside an input column.
 
         Call `finish` before. Raises `InputError` where the column is not there, or the input has
         changed, and `SinkError`.
@@ -388,6 +449,7 @@ class Table:
             ordered = committed_in_order(
                 self._folder, len(self._rows), keys, rows=rows, scratch=self._scratch
             )
+        ordered, num_rows = one_a_row(ordered, self._folds, num_rows=num_rows, rows=rows)
         beside = KeptColumns(self._of_members(self._source.column_batches(column)), num_rows)
         for batch in ordered:
             begin = 0

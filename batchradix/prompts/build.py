@@ -113,6 +113,11 @@ class PromptBuilder:
             )
         return frozenset(place.column for place in self._template.places)
 
+    @property
+    def places(self) -> tuple[Place, ...] | None:
+        """Where prompts show text of their row; None where they are columns of the input."""
+        return None if self._template is None else self._template.places
+
     def check_columns(self, columns: Sequence[str]) -> None:
         """Refuses a job whose input has not the columns it needs; ``columns`` is what the input
         has. Nothing is refused where it is empty, as an input without rows has no columns.

@@ -71,6 +71,7 @@ class Summary:
     ``rows_left`` to go; ``opening_tokens`` are the forced beginnings of answers that were
     planned with the prompts, which ``distinct_tokens`` holds too; ``resumed_rows`` rows were
     committed by an earlier run; ``duplicate_rows`` took another row's answer;
+    ``cut_rows`` lost some of their text so that they fit, ``parted_rows`` were read in parts;
     ``retried_rows`` ran again because their answer was invalid, which threw ``discarded_tokens``
     answer tokens away (the engine's counters have them, ``completion_tokens`` has not). These,
     ``usage`` and ``seconds`` are of this run. ``kv_token_bytes``: what a token takes in the KV
@@ -85,6 +86,8 @@ class Summary:
     errors: int = 0
     resumed_rows: int = 0
     duplicate_rows: int = 0
+    cut_rows: int = 0
+    parted_rows: int = 0
     retried_rows: int = 0
     discarded_tokens: int = 0
     prompt_tokens: int = 0
@@ -155,6 +158,8 @@ class Summary:
             "errors": self.errors,
             "resumed_rows": self.resumed_rows,
             "duplicate_rows": self.duplicate_rows,
+            "cut_rows": self.cut_rows,
+            "parted_rows": self.parted_rows,
             "retried_rows": self.retried_rows,
             "discarded_tokens": self.discarded_tokens,
             "prompt_tokens": self.prompt_tokens,
@@ -205,6 +210,10 @@ class Summary:
             rows += f"; {self.resumed_rows:,} of them from an earlier run"
         if self.duplicate_rows:
             rows += f"; {self.duplicate_rows:,} duplicates answered once"
+        if self.cut_rows:
+            rows += f"; {self.cut_rows:,} with part of their text left out"
+        if self.parted_rows:
+            rows += f"; {self.parted_rows:,} read in parts"
         if self.retried_rows:
             rows += f"; {self.retried_rows:,} tried again"
         answers = f"{self.completion_tokens:,} answer tokens"

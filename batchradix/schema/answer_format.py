@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -144,6 +145,22 @@ def answer_format(
         return EbnfFormat(read_grammar(grammar))
     assert choices is not None
     return ChoiceFormat(read_choices(choices))
+
+
+def format_arguments(format_: Any) -> dict[str, Any]:
+    """The arguments of `answer_format` that make a format again, in plain values: what travels to
+    another process. Raises `OptionError` for one of tools."""
+    match getattr(format_, "kind", "tools"):
+        case "json_schema":
+            return {"schema": json.loads(format_.text)}
+        case "regex":
+            return {"regex": format_.text}
+        case "ebnf":
+            return {"grammar": format_.text}
+        case "choices":
+            return {"choices": json.loads(format_.text)}
+        case kind:
+            raise OptionError(f"a format of kind {kind} cannot be used here; give `tools` instead")
 
 
 def load_format(spec: Any) -> AnswerFormat:

@@ -14,13 +14,12 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchradix.errors import OptionError, RowError, RowErrorCode
 from batchradix.sink.dictionaries import map_types, recode
-from batchradix.sink.samples import SAMPLES, samples_field
+from batchradix.sink.fold import CUT_TOKENS, Fold, null_where
 from batchradix.types import Result, Status
 
 EncodeValues = Callable[[list[Any]], Any]
@@ -56,7 +55,8 @@ def result_schema(
     keep: pa.Schema | None = None,
     unnest: bool = False,
     keep_truncated: bool = False,
-    has_samples: bool = False,
+    has_cut_tokens: bool = False,
+    folds: Sequence[Fold] = (),
     metadata: Mapping[str, str],
 ) -> pa.Schema:
     """The schema of a finished file; the same whatever the rows hold.
@@ -66,9 +66,10 @@ def result_schema(
     ``unnest`` one column a field of it instead; ``probabilities`` list of struct of choice and
     probability, absent when ``choices`` is None; with ``keep_truncated`` ``cut`` string, the
     JSON pointer of the first field that was cut short; ``text`` large_string; ``error`` null or
-    struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
-    ``cached_tokens``, ``completion_tokens`` int32; with ``has_samples`` ``samples``, a list of
-    structs of what each answer to the row has of its own; then the columns of ``keep``, whose
+    struct of code and message; ``finish_reason`` string; with ``has_cut_tokens`` ``cut_tokens``
+    int32, what was left out of the row's text for it to fit; ``prompt_tokens``, ``cached_tokens``,
+    ``completion_tokens`` int32; what each of ``folds`` adds where a row is made of several results;
+    then the columns of ``keep``, whose
     dictionary indices become int32 so that the dictionaries of all batches fit together.
     ``metadata`` becomes the schema's metadata.
 
@@ -87,6 +88,7 @@ def result_schema(
         pa.field("text", pa.large_string()),
         pa.field("error", _ERROR_TYPE),
         pa.field("finish_reason", pa.string()),
+        *([pa.field(CUT_TOKENS, pa.int32())] if has_cut_tokens else []),
         pa.field("prompt_tokens", pa.int32()),
         pa.field("cached_tokens", pa.int32()),
         pa.field("completion_tokens", pa.int32()),
@@ -98,10 +100,10 @@ def result_schema(
         values = _unnested(value_type, fixed | {"value"})
     else:
         values = [] if value_type is None else [pa.field("value", value_type)]
-    if has_samples:
-        alone = [] if value_type is None else [pa.field("value", value_type)]
-        after.append(samples_field(pa.schema(before + alone + after)))
-        fixed.add(SAMPLES)
+    alone = [] if value_type is None else [pa.field("value", value_type)]
+    for fold in folds:
+        after.append(fold.field(pa.schema(before + alone + after)))
+        fixed.add(after[-1].name)
     kept = [] if keep is None else [f.with_type(_int32_indices(f.type)) for f in keep]
     taken = fixed | {f.name for f in values}
     colliding = sorted({f.name for f in kept if f.name in taken})
@@ -268,27 +270,27 @@ def _clean(item: Any) -> Any:
     return item
 
 
-def _null_where(values: pa.Array, mask: pa.Array) -> pa.Array:
-    """``values``, of any type, with null where ``mask`` is true."""
-    if not pc.any(mask).as_py():
-        return values
-    places = pa.array(np.arange(len(values), dtype=np.int64))
-    return values.take(pc.if_else(mask, pa.scalar(None, pa.int64()), places))
+def without_cut_values(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of shard columns for a finished file: where that has no ``cut``, nor has the batch,
+    and values of truncated rows become null."""
+    if CUT in schema.names or CUT not in batch.schema.names:
+        return batch
+    batch = batch.drop_columns([CUT])
+    is_truncated = pc.equal(batch.column("status"), Status.TRUNCATED.value)
+    index = batch.schema.get_field_index("value")
+    values = null_where(batch.column(index), is_truncated)
+    return batch.set_column(index, batch.schema.field(index), values)
 
 
 def arrange(
     batch: pa.RecordBatch, schema: pa.Schema, *, unnest: bool, kept: pa.RecordBatch | None
 ) -> pa.RecordBatch:
-    """A batch of shard columns as one of the finished file's ``schema``.
+    """A batch of shard columns (of `without_cut_values`) as one of the finished file's ``schema``.
 
-    Where that has no ``cut``, values of truncated rows become null.
     ``kept`` has as many rows and holds, by name, the columns that ``batch`` does not.
     """
     columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns.pop(CONTENT_KEY.name)
-    if CUT not in schema.names and "value" in columns:
-        is_truncated = pc.equal(columns["status"], Status.TRUNCATED.value)
-        columns["value"] = _null_where(columns["value"], is_truncated)
     if unnest:
         value = columns.pop("value")
         columns |= dict(zip([f.name for f in value.type], value.flatten(), strict=True))

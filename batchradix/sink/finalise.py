@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,19 @@ from numpy.typing import NDArray
 
 from batchradix.errors import InputError, SinkError
 from batchradix.scratch import Scratch
-from batchradix.sink.columns import arrange
+from batchradix.sink.columns import arrange, without_cut_values
 from batchradix.sink.durable import publish
+from batchradix.sink.fold import (
+    CUT_TOKENS,
+    Fold,
+    all_starts,
+    chosen_groups,
+    folded,
+    put_column,
+)
 from batchradix.sink.folder import RunFolder, is_finished, mark_finished
 from batchradix.sink.formats import open_writer, output_format
 from batchradix.sink.ordering import Piece, in_order
-from batchradix.sink.samples import fold_samples
 from batchradix.sink.shards import (
     Committed,
     load_shard,
@@ -26,7 +33,7 @@ from batchradix.sink.shards import (
     read_committed,
     remove_partials,
 )
-from batchradix.types import I64
+from batchradix.types import I32, I64
 
 __all__ = ["finalise", "is_finished"]
 
@@ -45,7 +52,8 @@ def finalise(
     unnest: bool = False,
     ids: Any = None,
     format_: str | None = None,
-    starts: I64 | None = None,
+    folds: Sequence[Fold] = (),
+    cut_tokens: I32 | None = None,
     rows: I64 | None = None,
     scratch: Scratch | None = None,
 ) -> None:
@@ -58,9 +66,10 @@ def finalise(
     file in order, in batches of any size. ``rows`` (int64[m], ascending) are the input's rows that
     the file holds, all when None. ``format_`` names the format where it is not that of the
     output's extension; what failed may then go to a file of its own, ``folder.errors``.
-    ``starts``: where an input row has several results, as in `samples.fold_samples`; kept columns
-    are then those of its m input rows, and ``num_rows`` results become m rows. ``rows`` are
-    numbers of results then, all of an input row or none.
+    ``folds``: where an input row has several results, what makes one of them; kept columns are then
+    those of the input rows, and ``num_rows`` results become as many. ``rows`` are numbers of
+    results then, all of an input row or none. ``cut_tokens``: int32 by result, for a file that has
+    that column.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
     however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value
@@ -81,7 +90,8 @@ def finalise(
         num_rows=num_rows,
         unnest=unnest,
         ids=ids,
-        starts=starts,
+        folds=folds,
+        cut_tokens=cut_tokens,
         rows=rows,
     )
     try:
@@ -182,54 +192,80 @@ def zip_columns(
     num_rows: int,
     unnest: bool,
     ids: Any = None,
-    starts: I64 | None = None,
+    folds: Sequence[Fold] = (),
+    cut_tokens: I32 | None = None,
     rows: I64 | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of shard columns in input order to batches of ``schema`` with kept columns, folded
-    where ``starts`` says which belong together. ``rows``: int64[num_rows], the numbers of the
-    results among those of the whole input, from 0 on when None.
+    """Batches of shard columns in input order to batches of ``schema`` with kept columns, by
+    ``folds`` made one where several belong together. ``rows``: int64[num_rows], the numbers of the
+    results among those of the whole input, from 0 on when None. ``cut_tokens``: int32 by number.
 
-    Raises `InputError` when ``keep_batches`` has not exactly ``num_rows`` rows.
+    Raises `InputError` when ``keep_batches`` has not exactly as many rows as come of it.
     """
-    if starts is not None:
-        ids = None if ids is None else ids.take(pa.array(starts[:-1]))
-        if rows is not None:
-            rows, starts = _chosen_groups(starts, rows)
-        ordered, num_rows = fold_samples(ordered, starts), len(starts) - 1
+    ordered = (without_cut_values(batch, schema) for batch in ordered)
+    if cut_tokens is not None:
+        ordered = _with_cut_tokens(ordered, cut_tokens, rows)
+    starts = all_starts(folds)
+    if ids is not None and starts is not None:
+        ids = ids.take(pa.array(starts[:-1]))
+    ordered, num_rows = one_a_row(ordered, folds, num_rows=num_rows, rows=rows, ids=ids)
     kept = None if keep_batches is None else KeptColumns(keep_batches, num_rows)
-    row = 0
     for window in ordered:
         start = 0
         while start < window.num_rows:
             columns = None if kept is None else kept.take(window.num_rows - start)
             part = window.slice(start, None if columns is None else columns.num_rows)
-            numbers = np.arange(row + start, row + start + part.num_rows, dtype=np.int64)
-            part = _numbered(part, numbers if rows is None else rows[numbers], ids)
             yield arrange(part, schema, unnest=unnest, kept=columns)
             start += part.num_rows
-        row += window.num_rows
     if kept is not None:
         kept.finish()
 
 
-def _chosen_groups(starts: I64, rows: I64) -> tuple[I64, I64]:
-    """The input rows that the results ``rows`` are of, and where these begin among them."""
-    groups = np.flatnonzero(np.isin(starts[:-1], rows))
-    sizes = np.diff(starts)[groups]
-    return groups, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+def one_a_row(
+    ordered: Iterator[pa.RecordBatch],
+    folds: Sequence[Fold],
+    *,
+    num_rows: int,
+    rows: I64 | None,
+    ids: Any = None,
+) -> tuple[Iterator[pa.RecordBatch], int]:
+    """Results in input order, arguments as in `zip_columns`, to one an input row, and how many
+    these are. ``row`` is the number in the input then, and ``id`` that of ``ids`` (by input row)
+    where they are given."""
+    for fold in folds:
+        starts = fold.starts
+        if rows is not None:
+            rows, starts = chosen_groups(starts, rows)
+        ordered, num_rows = folded(ordered, fold, starts), len(starts) - 1
+    return _numbered(ordered, rows, ids), num_rows
 
 
-def _numbered(part: pa.RecordBatch, numbers: I64, ids: Any) -> pa.RecordBatch:
+def _with_cut_tokens(
+    ordered: Iterator[pa.RecordBatch], cut_tokens: I32, rows: I64 | None
+) -> Iterator[pa.RecordBatch]:
+    row = 0
+    for batch in ordered:
+        numbers: Any = slice(row, row + batch.num_rows)
+        cut = cut_tokens[numbers] if rows is None else cut_tokens[rows[numbers]]
+        yield batch.append_column(CUT_TOKENS, pa.array(np.ascontiguousarray(cut)))
+        row += batch.num_rows
+
+
+def _numbered(
+    ordered: Iterator[pa.RecordBatch], rows: I64 | None, ids: Any
+) -> Iterator[pa.RecordBatch]:
     """The rows' numbers as they are in the input now, and their ids where given."""
-    columns = {"row": pa.array(numbers)}
-    if ids is not None:
-        these = ids.take(columns["row"])
-        these = these.combine_chunks() if isinstance(these, pa.ChunkedArray) else these
-        columns["id"] = these.cast(part.schema.field("id").type)
-    for name, array in columns.items():
-        index = part.schema.get_field_index(name)
-        part = part.set_column(index, part.schema.field(index), array)
-    return part
+    row = 0
+    for batch in ordered:
+        numbers = np.arange(row, row + batch.num_rows, dtype=np.int64)
+        row += batch.num_rows
+        columns = {"row": pa.array(numbers if rows is None else rows[numbers])}
+        if ids is not None:
+            these = ids.take(columns["row"])
+            columns["id"] = these.combine_chunks() if isinstance(these, pa.ChunkedArray) else these
+        for name, column in columns.items():
+            batch = put_column(batch, name, column)
+        yield batch
 
 
 class KeptColumns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +10,9 @@ import pyarrow as pa
 from batchradix.errors import SinkError
 from batchradix.sink.columns import EncodeValues, results_to_batch
 from batchradix.sink.finalise import zip_columns
+from batchradix.sink.fold import Fold
 from batchradix.sink.ordering import in_order
-from batchradix.types import I64, Result
+from batchradix.types import I32, I64, Result
 
 _BATCH_ROWS = 256
 
@@ -39,6 +40,11 @@ class MemorySink:
             self._batches.append(results_to_batch(self._waiting, self._schema, self._encode_values))
             self._waiting = []
 
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All results taken so far, as shards hold them."""
+        self.commit()
+        yield from self._batches
+
     def finish(
         self,
         *,
@@ -46,7 +52,8 @@ class MemorySink:
         num_rows: int,
         keep_batches: Iterator[pa.RecordBatch] | None = None,
         unnest: bool = False,
-        starts: I64 | None = None,
+        folds: Sequence[Fold] = (),
+        cut_tokens: I32 | None = None,
         rows: I64 | None = None,
     ) -> pa.Table:
         """The table in input order; arguments and errors as in `finalise.finalise`."""
@@ -57,7 +64,8 @@ class MemorySink:
             keep_batches,
             num_rows=num_rows,
             unnest=unnest,
-            starts=starts,
+            folds=folds,
+            cut_tokens=cut_tokens,
             rows=rows,
         )
         return pa.Table.from_batches(list(parts), schema=schema)

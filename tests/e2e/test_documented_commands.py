@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -222,6 +224,34 @@ def test_the_page_on_gpus_names_every_part_and_option_of_its_check() -> None:
     flags = set(re.findall(r"^  (--[\w-]+)", helped.stdout, re.MULTILINE))
     assert flags > {"--out", "--budget"}
     assert [flag for flag in sorted(flags) if flag not in page] == []
+
+
+def test_the_questions_of_the_docs_are_asked(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    [questions], [command] = blocks("docs/questions.md", "toml"), blocks("docs/questions.md", "sh")
+    (tmp_path / "questions.toml").write_text(questions)
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "tickets.parquet")
+    shutil.copytree(tiny_model_folder("const", prefer="a"), tmp_path / "Qwen3-4B")
+    done = run([*installed_command(command), "--max-tokens", "30"], tmp_path)
+    assert done.returncode in (1, 3), done.stderr  # it does not end its list of goods
+    [value, _] = pq.read_table(tmp_path / "answers.parquet")["value"].to_pylist()
+    assert (value["summary"], value["tone"], value["order"]) == ("a" * 30, "friendly", None)
+
+
+def test_the_command_of_the_page_on_long_rows_reads_in_parts(
+    tiny_model_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    [command] = blocks("docs/long_rows.md", "sh")
+    words = shlex.split(command)[1:]
+    pq.write_table(pa.table({"text": ["a b " * 200, "b"]}), tmp_path / "notices.parquet")
+    shutil.copytree(tiny_model_folder("const", prefer=']"'), tmp_path / "Qwen3-4B")
+    done = run([*BATCHRADIX, *words, "--json"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parted_rows"] == 1
+    rows = pq.read_table(tmp_path / "answers.parquet").to_pylist()
+    assert [row["value"] for row in rows] == [{"companies": [], "is_final": False}] * 2
+    assert len(rows[0]["parts"]) > 1
 
 
 def batch_page(folder: Path, model: str) -> str:

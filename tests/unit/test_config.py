@@ -15,6 +15,7 @@ from batchradix.config import (
     SamplingOptions,
 )
 from batchradix.errors import OptionError
+from batchradix.row_options import Question
 from batchradix.settings import Machine, resolve_engine
 
 MACHINE = Machine(num_threads=2, free_memory_bytes=10**9, has_bf16=True)
@@ -60,13 +61,19 @@ def test_a_sampling_option_out_of_range_is_refused_by_name(
     [
         {"template": "{{ a }}", "instruction": "do", "column": "a"},
         {"instruction": "do"},
-        {"column": "a"},
         {"chat": True},
     ],
 )
 def test_prompt_options_that_contradict_each_other_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         PromptOptions(**options)
+
+
+def test_a_column_needs_an_instruction_or_questions_about_it() -> None:
+    prompt = PromptOptions(column="a")
+    with pytest.raises(OptionError, match="instruction"):
+        RunConfig(input="jobs.jsonl", prompt=prompt)
+    RunConfig(input="jobs.jsonl", prompt=prompt, questions=(Question(name="q", text="What?"),))
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,13 @@ PROMPT_OPTIONS = {
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
     "--reorder-columns", "--sort-passages",
     "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--questions", "--overflow", "--chunk-tokens", "--chunk-overlap", "--max-tokens",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
-        "--schema-column", "--retries", "--shard",
+        "--schema-column", "--retries", "--shard", "--combine",
         "--sample", "--sample-seed", "--price-per-hour", "--gold",
-        "--output", "-o", "--format", "--keep", "--limit", "--max-tokens", "--temperature",
+        "--output", "-o", "--format", "--keep", "--limit", "--temperature",
         "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",
         "--attention", "--kv-dtype",

@@ -198,6 +198,9 @@ def test_where_it_runs_is_no_part_of_the_hash(
         {"keep_truncated": True},
         {"unnest": True},
         {"result_columns": ["status"]},
+        {"questions": {"what": "What is it?"}},
+        {"overflow": "truncate-left"},
+        {"overflow": "chunk"},
     ],
 )
 def test_whatever_changes_an_answer_changes_the_hash(
@@ -207,6 +210,22 @@ def test_whatever_changes_an_answer_changes_the_hash(
     if change.get("unnest"):
         changed["keep_truncated"] = False
     assert Hasher.hash(Extractor(**options)) != Hasher.hash(Extractor(**changed))
+
+
+def test_questions_and_long_rows_are_answered_as_in_a_run(options: dict[str, Any]) -> None:
+    questions = {"first": "What is it?", "second": {"question": "Which", "choices": ["b", "a"]}}
+    asked = {name: value for name, value in options.items() if name not in ("schema", "engine")}
+    asked |= {"questions": questions, "max_tokens": 3}
+    extractor = pickle.loads(pickle.dumps(Extractor(**asked, overflow="chunk")))  # noqa: S301
+    data = rows("a", LONG)
+    mapped = data.map(extractor, batched=True)
+    assert mapped["status"] == ["ok", "ok"]
+    assert [sorted(value) for value in mapped["value"]] == [["first", "second"]] * 2
+    parts = [row["first"]["parts"] for row in mapped["questions"]]
+    assert parts[0] is None
+    assert len(parts[1]) > 1
+    cut = data.map(Extractor(**asked, overflow="truncate-middle"), batched=True)
+    assert [tokens > 0 for tokens in cut["cut_tokens"]] == [False, True]
 
 
 def test_another_model_of_the_same_name_has_another_hash(

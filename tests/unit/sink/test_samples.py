@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from batchradix.errors import RowError, RowErrorCode
-from batchradix.sink.columns import arrange, result_schema, results_to_batch, shard_schema
-from batchradix.sink.samples import fold_samples
+from batchradix.sink.columns import result_schema, results_to_batch, shard_schema
+from batchradix.sink.finalise import zip_columns
+from batchradix.sink.samples import Samples
 from batchradix.types import FinishReason, Result, Status
 
 STARTS = np.array([0, 1, 4, 6])
@@ -41,14 +42,12 @@ def folded(*cuts: int) -> list[dict[str, Any]]:
     batch = results_to_batch(results(), schema, lambda values: pa.array(values, pa.int64()))
     ends = [*cuts, batch.num_rows]
     pieces = [batch.slice(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
-    finished = result_schema(
-        id_type=pa.string(), value_type=pa.int64(), has_samples=True, metadata={}
+    folds = (Samples(STARTS),)
+    finished = result_schema(id_type=pa.string(), value_type=pa.int64(), folds=folds, metadata={})
+    batches = zip_columns(
+        iter(pieces), finished, None, num_rows=batch.num_rows, unnest=False, folds=folds
     )
-    return [
-        row
-        for piece in fold_samples(iter(pieces), STARTS)
-        for row in arrange(piece, finished, unnest=False, kept=None).to_pylist()
-    ]
+    return [row for piece in batches for row in piece.to_pylist()]
 
 
 def test_a_row_is_as_bad_as_its_worst_sample_and_shows_it() -> None:
