@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from batchradix.errors import OptionError
+from batchradix.prompt_options import COLUMN_NEEDED
+from batchradix.prompt_options import PromptOptions as PromptOptions
+from batchradix.prompt_options import require as require
 from batchradix.row_options import LongRows, Question
 from batchradix.trial import TrialOptions
 
@@ -34,18 +36,6 @@ Switch = Literal["auto", "on", "off"]
 KVDType = Literal["auto", "fp8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
 Speculate = Literal["auto", "off"] | int
-
-
-_COLUMN_NEEDED = (
-    "`instruction` and `column` belong together: `instruction` says what to do, "
-    "`column` names the text to do it to"
-)
-
-
-def require(condition: bool, sentence: str) -> None:
-    """Raises `OptionError` with the sentence unless the condition holds."""
-    if not condition:
-        raise OptionError(sentence)
 
 
 def _require_seconds(name: str, value: object) -> None:
@@ -136,58 +126,6 @@ class SamplingOptions:
             self.choose == "walk" or self.temperature == 0,
             f"`choose` joint takes the likeliest choice and draws nothing, so `temperature` must "
             f"be 0, not {self.temperature}",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptOptions:
-    """How a row becomes a prompt.
-
-    Neither ``template`` nor ``instruction``: the input's ``messages`` column (chat) or
-    ``prompt`` column (raw). ``template`` is text (or the text of a file) with ``{{ column }}``
-    places, raw unless ``chat``. ``instruction`` with ``column`` is chat: instruction (and
-    schema) first, the row's text last. ``null_text`` stands in for a place that is null or
-    missing in a row; without it such a row is an error row. ``reorder_columns``: lines of the
-    template that list fields stand, in each row, in the order in which rows share most of them;
-    ``sort_passages``: so do the items of the list in this column.
-    """
-
-    template: str | None = None
-    chat: bool = False
-    instruction: str | None = None
-    column: str | None = None
-    system: str | None = None
-    null_text: str | None = None
-    reorder_columns: bool = False
-    sort_passages: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("template", "instruction", "column", "system", "null_text", "sort_passages"):
-            value = getattr(self, name)
-            require(
-                value is None or isinstance(value, str), f"`{name}` must be text, not {value!r}"
-            )
-        require(
-            self.template is None or self.instruction is None,
-            "`template` and `instruction` exclude each other; give one of them",
-        )
-        require(self.instruction is None or self.column is not None, _COLUMN_NEEDED)
-        require(
-            isinstance(self.reorder_columns, bool),
-            f"`reorder_columns` must be True or False, not {self.reorder_columns!r}",
-        )
-        require(
-            not self.reorder_columns or self.template is not None,
-            "`reorder_columns` orders the fields that a template lists; give a `template`",
-        )
-        require(
-            self.sort_passages is None or not (self.template is None and self.instruction is None),
-            "`sort_passages` orders the items of a list that prompts show; give a `template`, or "
-            "an `instruction` and `column`",
-        )
-        require(
-            not self.chat or self.template is not None,
-            "`chat` turns a template into a chat message; give a `template` with it",
         )
 
 
@@ -498,7 +436,7 @@ class RunConfig:
             self.prompt.column is None
             or self.prompt.instruction is not None
             or self.questions != (),
-            _COLUMN_NEEDED,
+            COLUMN_NEEDED,
         )
         require(
             self.limit is None
