@@ -13,10 +13,13 @@ from batchradix.errors import InputError, OptionError, SinkError
 from batchradix.pipeline.parts import Parts
 from batchradix.pipeline.table import Table
 from batchradix.report.gold import WHOLE, GoldKind, GoldScores
+from batchradix.schema.answer_format import ValueColumn
 from batchradix.schema.arrow_types import holds_json
+from batchradix.schema.questions import QuestionFormats
 from batchradix.sink.durable import write_durably
 from batchradix.sink.folder import RunFolder
 from batchradix.sink.json_text import json_texts
+from batchradix.sink.question_columns import QUESTIONS
 from batchradix.types import Status
 
 SUFFIX = ".gold.json"
@@ -60,10 +63,25 @@ def score(parts: Parts, table: Table, column: str) -> GoldScores:
         golds = _json(beside.column(0), beside.schema.field(0))
         statuses = batch.column("status").to_pylist()
         rows = batch.column("row").to_pylist()
-        for row, status, answer, gold in zip(rows, statuses, answers, golds, strict=True):
+        answered = _answered(batch, values)
+        for row, status, answer, gold, names in zip(
+            rows, statuses, answers, golds, answered, strict=True
+        ):
             is_ok = status == Status.OK
-            scores.add(row, answer if is_ok else None, gold, is_ok=is_ok)
+            given = answer if is_ok or names else None
+            scores.add(row, given, gold, is_ok=is_ok, answered=names)
     return scores
+
+
+def _answered(batch: pa.RecordBatch, values: ValueColumn | None) -> Iterator[list[str]]:
+    """Of each row the questions whose answers are ok; none where the job has no questions."""
+    if not isinstance(values, QuestionFormats):
+        yield from ([] for _ in range(batch.num_rows))
+        return
+    questions = batch.column(QUESTIONS)
+    statuses = [questions.field(i).field("status").to_pylist() for i in range(len(values.names))]
+    for row in zip(*statuses, strict=True):
+        yield [name for name, status in zip(values.names, row, strict=True) if status == Status.OK]
 
 
 def write_scores(folder: RunFolder, scores: GoldScores) -> None:

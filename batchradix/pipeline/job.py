@@ -202,7 +202,7 @@ def run(
                     restart=config.output.restart,
                     remedy=partial(remedy, options=config.output),
                 )
-            write_about(folder.path, _about(config))
+            write_about(folder.path, _about(parts))
         trace = None if folder is None or not config.output.trace else folder.trace
         if trace is not None:
             with suppress(OSError):  # whoever writes to it says so
@@ -229,7 +229,7 @@ def run(
         if trial.sample is not None:
             seed = config.sampling.seed if trial.sample_seed is None else trial.sample_seed
             planned, sentence = take_sample(planned, trial.sample, seed or 0, all_starts(folds))
-            metadata |= sample_metadata(trial.sample, seed or 0, whole)
+            metadata |= sample_metadata(trial.sample, seed or 0, parts.source.num_rows or 0)
             progress.message(sentence)
         table = Table(
             planned.rows,
@@ -412,9 +412,9 @@ def _answer(
     return times
 
 
-def _about(config: RunConfig) -> About:
+def _about(parts: Parts) -> About:
     """Where the rows come from, as far as they can be read again from another folder."""
-    name = None
+    config, name = parts.config, None
     if isinstance(config.input, (str, os.PathLike)) and config.input != "-":
         name = os.fsdecode(config.input)
         name = name if "://" in name else os.path.abspath(name)
@@ -423,6 +423,7 @@ def _about(config: RunConfig) -> About:
         limit=config.limit,
         id_column=config.id_column,
         gold=config.trial.gold,
+        has_several=bool(parts.folds(None)) or parts.source.starts is not None,
     )
 
 

@@ -14,6 +14,7 @@ from batchradix.jobs.base import RESULT_COLUMNS, JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.report.gold import BadGold, is_right, kind_of_answer, read_gold
 from batchradix.sink.about import About, read_about
+from batchradix.sink.question_columns import QUESTIONS
 from batchradix.sink.results import ResultRow, Results, count_rows, open_results
 from batchradix.types import Row, Status
 
@@ -56,7 +57,8 @@ def look(path: str | os.PathLike[str], wanted: Wanted, columns: Collection[str] 
     note = ""
     if not results.is_finished:
         count = count_rows(results.work)
-        note = f"the run has not finished this table; it has committed {count:,} rows"
+        what = "results" if read_about(results.work).has_several else "rows"
+        note = f"the run has not finished this table; it has committed {count:,} {what}"
     return Shown(rows=_wanted_rows(results, wanted, columns), note=note)
 
 
@@ -70,6 +72,12 @@ def _wanted_rows(
             "the run had no `gold`, so nobody knows which answers are wrong; name the column of "
             "right ones with `gold`"
         )
+    by_id = about.has_several and not results.is_finished
+    if wanted.wrong and by_id:
+        raise OptionError(
+            "the rows of this table are made of several results each, and can be held against "
+            "right answers only once the run has finished it; leave out `wrong` until then"
+        )
     with ExitStack() as stack:
         inputs: _Inputs | None = None
         for row in results.rows():
@@ -78,7 +86,7 @@ def _wanted_rows(
             if wanted.id is not None and wanted.id != str(row.get("id")):
                 continue
             if inputs is None and _wants_input(row, wanted, gold, columns):
-                inputs = _Inputs(_open_input(about, wanted))
+                inputs = _Inputs(_open_input(about, wanted), by_id=by_id)
                 stack.callback(inputs.close)
             whole = row if inputs is None else inputs.beside(row)
             if wanted.wrong and not _is_wrong(whole, gold):
@@ -111,7 +119,8 @@ def _is_wrong(row: Mapping[str, Any], gold: str | None) -> bool:
     if raw is None or raw == "":
         return False
     answer = row.get("value", row.get("text"))
-    if row.get("status") != Status.OK or answer is None:
+    failed = [] if row.get("status") == Status.OK else _failed_questions(row)
+    if failed is None or answer is None:
         return True
     kind = kind_of_answer(answer) if "value" in row else "text"
     try:
@@ -120,15 +129,29 @@ def _is_wrong(row: Mapping[str, Any], gold: str | None) -> bool:
         return False
     if kind == "text":
         return bool(answer.strip() != right.strip())
-    return not is_right(answer, right)
+    return any(name in right for name in failed) or not is_right(answer, right)
+
+
+def _failed_questions(row: Mapping[str, Any]) -> list[str] | None:
+    """The questions of a row that have no answer that is ok; None where it was asked none."""
+    questions = row.get(QUESTIONS)
+    if not isinstance(questions, Mapping) or not isinstance(row.get("value"), Mapping):
+        return None
+    return [
+        name
+        for name, found in questions.items()
+        if not isinstance(found, Mapping) or found.get("status") != Status.OK
+    ]
 
 
 class _Inputs:
     """The input's rows, read forwards beside results in the same order; no rows where it is None,
-    or cannot be read to the end."""
+    or cannot be read to the end. ``by_id``: several results may follow each other that are of the
+    same row, and their own numbers are not those of rows."""
 
-    def __init__(self, source: JobSource | None) -> None:
+    def __init__(self, source: JobSource | None, *, by_id: bool = False) -> None:
         self._source = source
+        self._by_id = by_id
         self._rows = self._read()
         self._at: Row | None = None
 
@@ -147,10 +170,14 @@ class _Inputs:
             if shown not in row:
                 taken[shown] = _plain(value)
         front: ResultRow = {name: row[name] for name in ("id", "row", "status") if name in row}
+        if self._by_id:
+            front["row"] = found.index
         return front | taken | {name: value for name, value in row.items() if name not in front}
 
     def _find(self, row: ResultRow) -> Row | None:
-        place = row.get("row")
+        place = None if self._by_id else row.get("row")
+        if self._by_id and self._at is not None and str(self._at.id) == str(row.get("id")):
+            return self._at
         if place is not None and str(place).isdecimal():
             while self._at is None or self._at.index < int(place):
                 self._at = next(self._rows, None)
@@ -160,6 +187,7 @@ class _Inputs:
         for _ in range(2):  # what failed stands in a file of its own, from the beginning again
             for at in self._rows:
                 if str(at.id) == str(row.get("id")):
+                    self._at = at
                     return at
             self._rows = self._read()
         return None

@@ -25,6 +25,11 @@ from batchradix.report.summary import Summary
 from batchradix.scratch import Scratch
 from batchradix.types import I64, U64
 
+_ASKS_LEFT_OUT = (
+    "the sample's estimate has no prompts and no time for what `combine` ask asks over the answers "
+    "to parts, since these prompts are made of answers"
+)
+
 
 def ranks(begin: int, stop: int, seed: int) -> U64:
     """uint64[stop - begin]: where rows stand in the queue for a sample of that seed; no two rows
@@ -76,8 +81,10 @@ def take_sample(
     todo = scratch.where(runs)
     alone = drop_followers(planned.plan, first_of_equals(planned, todo), scratch)
     tree = build_tree(alone, rows.lengths, scratch)
+    asks = () if rows.asks is None else (_ASKS_LEFT_OUT,)
     part = replace(
         planned,
+        warnings=planned.warnings + asks,
         alone=alone,
         tree=tree,
         members=members,
@@ -88,13 +95,13 @@ def take_sample(
     scratch.let_go()
     return part, (
         f"a sample of {int(chosen.sum()):,} of {num_rows:,} rows (seed {seed}); the same command "
-        f"without --sample goes on with them"
+        f"without --sample goes on with them{''.join(f'; {text}' for text in asks)}"
     )
 
 
-def sample_metadata(size: int, seed: int, whole: Planned) -> dict[str, str]:
-    """What the table of a sample says of itself."""
-    facts = {"size": size, "seed": seed, "rows": len(whole.rows)}
+def sample_metadata(size: int, seed: int, num_rows: int) -> dict[str, str]:
+    """What the table of a sample of ``num_rows`` input rows says of itself."""
+    facts = {"size": size, "seed": seed, "rows": num_rows}
     return {"batchradix.sample": json.dumps(facts)}
 
 

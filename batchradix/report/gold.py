@@ -158,9 +158,11 @@ class GoldScores:
     exact: int = 0
     fields: dict[str, FieldScore] = field(default_factory=dict)
 
-    def add(self, row: int, answer: Any, raw: Any, *, is_ok: bool) -> None:
-        """Counts a row's answer (None unless it ``is_ok``) against the right one, both as values
-        of JSON."""
+    def add(
+        self, row: int, answer: Any, raw: Any, *, is_ok: bool, answered: Collection[str] = ()
+    ) -> None:
+        """Counts a row's answer against the right one, both as values of JSON. Of one that is not
+        ok only the fields ``answered`` count as answers."""
         self.rows += 1
         if raw is None:
             self.missing += 1
@@ -180,7 +182,7 @@ class GoldScores:
         found = answer if isinstance(gold, dict) else {WHOLE: answer}
         found = found if isinstance(found, dict) else {}
         right = [
-            self._field(name).add(found.get(name), value, is_answered=is_ok)
+            self._field(name).add(found.get(name), value, is_answered=is_ok or name in answered)
             for name, value in rights.items()
         ]
         self.exact += all(right)

@@ -18,12 +18,14 @@ _NAME = "about.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """``input``: the path or pattern of the input, None where it was no file; ``limit`` and
-    ``id_column`` as they were given; ``gold``: the column of right answers, if there was one."""
+    ``id_column`` as they were given; ``gold``: the column of right answers, if there was one.
+    ``has_several``: a row of the input may have several committed results."""
 
     input: str | None = None
     limit: int | None = None
     id_column: str | None = None
     gold: str | None = None
+    has_several: bool = False
 
 
 def write_about(work: Path, about: About) -> None:

@@ -31,7 +31,7 @@ from batchradix.types import Cell
 ResultRow = dict[str, Any]
 
 FORMATS = (".arrow", ".parquet", ".jsonl", ".csv")
-_NESTED_IN_CSV = ("value", "error", "samples", "probabilities")
+_NESTED_IN_CSV = ("value", "error", "samples", "questions", "parts", "probabilities")
 _BATCH_ROWS = 256
 _CSV_FIELD_BYTES = 2**31 - 1
 _decode = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None).decode
