@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from batchradix import pipeline
+from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     DEFAULT_MODEL,
@@ -119,6 +120,10 @@ def run(
     null_text: str | None = None,
     reorder_columns: bool = False,
     sort_passages: str | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    thinking: Literal["auto", "on", "off"] = "auto",
+    thinking_tokens: int | None = None,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -156,7 +161,10 @@ def run(
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
     or missing in a row, which is an error row otherwise. With ``reorder_columns`` the lines of a
     template that list fields stand, in each row, as rows share most of them, and with
-    ``sort_passages`` so do the items of the lists in that column. With ``output``
+    ``sort_passages`` so do the items of the lists in that column.
+    ``chat_template`` replaces the model's (Jinja text, or the name of one of several that it has),
+    ``chat_template_kwargs`` are further variables of it. ``thinking`` lets the model think before
+    it answers, at most ``thinking_tokens`` tokens; that goes to a column ``reasoning``. With ``output``
     results are committed while it runs and the same call continues after a crash; without, the
     table comes back in memory. ``keep`` names input columns to carry over: by default all of a
     table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
@@ -201,6 +209,12 @@ def run(
         shard=part,
         prompt=_prompt_options(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
+        ),
+        chats=ChatOptions(
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
         ),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
@@ -256,6 +270,10 @@ def plan(
     null_text: str | None = None,
     reorder_columns: bool = False,
     sort_passages: str | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    thinking: Literal["auto", "on", "off"] = "auto",
+    thinking_tokens: int | None = None,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -280,6 +298,12 @@ def plan(
         limit=limit,
         prompt=_prompt_options(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
+        ),
+        chats=ChatOptions(
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
         ),
     )
     return pipeline.plan(config)
@@ -335,13 +359,15 @@ class LLM:
         parallel_tool_calls: bool | None = None,
         tool_format: str | None = None,
         retries: int = 0,
+        chats: ChatOptions | None = None,
         sampling: SamplingOptions | None = None,
         keep_truncated: bool = False,
     ) -> list[Result]:
         """One `Result` a prompt, in order; a failed prompt is a result with an error.
 
         A prompt is a text (raw, as it is) or a conversation: a list of messages with role and
-        content (through the model's chat template). ``schema`` as in `run`; ``value`` is the
+        content (through the model's chat template). ``chats``: another template, its variables,
+        thinking before the answer (`Result.reasoning`). ``schema`` as in `run`; ``value`` is the
         parsed answer then; a truncated one has none, or with ``keep_truncated`` the value it
         was closed to and ``cut``. Prompts are ordered by shared prefix, duplicates run once.
         """
@@ -372,6 +398,7 @@ class LLM:
                 tool_format=tool_format,
             ),
             retries=retries,
+            chats=chats or ChatOptions(),
             sampling=sampling or SamplingOptions(),
         )
         results = self._session.results(config)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from batchradix.chat_options import ChatOptions
 from batchradix.errors import OptionError
 from batchradix.trial import TrialOptions
 
@@ -471,6 +472,7 @@ class RunConfig:
     limit: int | None = None
     shard: Shard | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)
+    chats: ChatOptions = field(default_factory=ChatOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -479,6 +481,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, kind in (
             ("prompt", PromptOptions),
+            ("chats", ChatOptions),
             ("sampling", SamplingOptions),
             ("engine", EngineOptions),
             ("output", OutputOptions),

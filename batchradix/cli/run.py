@@ -67,6 +67,10 @@ def run(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -315,6 +319,7 @@ def run(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,

@@ -34,6 +34,7 @@ from batchradix.engine.selection import Choice, Logits, Selector
 from batchradix.engine.speculation import Speculator
 from batchradix.engine.step import Step
 from batchradix.engine.stopwatch import Stopwatch
+from batchradix.engine.thinking import ThinkingAnswer
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.settings import EngineSettings
 from batchradix.types import (
@@ -248,7 +249,8 @@ class RadixEngine:
         places = {
             row: place
             for place, row in flight.alone()
-            if len(row.answer) < row.max_tail and type(self._answers.get(row.seq)) is Answer
+            if len(row.answer) < row.max_tail
+            and not isinstance(self._answers.get(row.seq), ScoredAnswer | None)
         }
         return self._scheduler.go_ahead(places)
 
@@ -375,6 +377,18 @@ class RadixEngine:
                 choices=compiled,
                 max_tokens=int(job.requests.max_tokens[row.row]),
             )
+        elif settings.thinking is not None:
+            answer = ThinkingAnswer(
+                settings=settings,
+                rng_key=rng_key,
+                output=output,
+                forced=self._forced,
+                usage=self._usage,
+                detokenizer=self._detokenizer.start(),
+                eos_ids=self._eos_ids,
+                total_tokens=int(job.requests.max_tokens[row.row]),
+                has_guard=self._repetition_guard,
+            )
         else:
             answer = Answer(
                 settings=settings,
@@ -413,6 +427,8 @@ class RadixEngine:
                 num_true += 1
             if answer.output.finish_reason is not None or tuple(token_ids) != pieces[number]:
                 break
+            if row.draft is not None and row.draft.states[number] is None and answer.grammar:
+                break  # its thinking ended, and what was guessed behind knew of no grammar
             num_drafted += len(token_ids)
         if row.draft is not None:
             self._speculator.note_checked(row, row.draft, num_true)
@@ -460,10 +476,12 @@ class RadixEngine:
             token_ids=tuple(output.token_ids),
             text=output.text,
             finish_reason=output.finish_reason,
-            completion_tokens=output.completion_tokens,
+            completion_tokens=output.completion_tokens + answer.num_thought,
             error=output.error,
             cut_at=output.cut_at,
             choice_logprobs=answer.choice_logprobs if answer.settings.probabilities else None,
+            reasoning=answer.reasoning,
+            reasoning_tokens=answer.num_thought,
         )
 
     def _refuse(self, row: RefusedRow) -> Completion:
