@@ -164,18 +164,18 @@ def run(
     ``sort_passages`` so do the items of the lists in that column.
     ``chat_template`` replaces the model's (Jinja text, or the name of one of several that it has),
     ``chat_template_kwargs`` are further variables of it. ``thinking`` lets the model think before
-    it answers, at most ``thinking_tokens`` tokens; that goes to a column ``reasoning``. With ``output``
-    results are committed while it runs and the same call continues after a crash; without, the
-    table comes back in memory. ``keep`` names input columns to carry over: by default all of a
-    table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
-    closed to, and adds a column ``cut``: the JSON pointer of the first field that was cut short.
-    ``trace`` writes each step down beside the output, for ``batchradix report``. ``shard="2/4"``
-    runs the second of four parts of the job, into a file beside ``output`` (`RunResult.path`);
-    `merge` joins them. ``sample`` runs so many rows, chosen over the whole input by ``sample_seed``
-    (that of ``sampling`` when None), and ``RunResult.summary.estimate`` says what the whole job
-    would take, with ``price_per_hour`` what it would cost too; the same call without ``sample``
-    goes on with them. ``gold`` names the input column of right answers: ``summary.gold`` counts,
-    field by field, how many answers are right.
+    it answers, at most ``thinking_tokens`` tokens; that goes to a column ``reasoning``. With
+    ``output`` results are committed while it runs and the same call continues after a crash;
+    without, the table comes back in memory. ``keep`` names input columns to carry over: by default
+    all of a table in memory, none of a file. ``keep_truncated`` keeps the values that truncated
+    answers were closed to, and adds a column ``cut``: the JSON pointer of the first field that was
+    cut short. ``trace`` writes each step down beside the output, for ``batchradix report``.
+    ``shard="2/4"`` runs the second of four parts of the job, into a file beside ``output``
+    (`RunResult.path`); `merge` joins them. ``sample`` runs so many rows, chosen over the whole
+    input by ``sample_seed`` (that of ``sampling`` when None), and ``RunResult.summary.estimate``
+    says what the whole job would take, with ``price_per_hour`` what it would cost too; the same
+    call without ``sample`` goes on with them. ``gold`` names the input column of right answers:
+    ``summary.gold`` counts, field by field, how many answers are right.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """

@@ -22,9 +22,9 @@ class ChatOptions:
 
     ``chat_template``: Jinja text in place of the model's, or the name of one of several that the
     model has. ``chat_template_kwargs``: further variables of the template; a column of that name
-    overrides single ones for its row. ``thinking``: ``auto`` is on where the template can turn it on
-    and answers are free text. ``thinking_tokens``: after so many the thinking is closed (None: 4096,
-    or half of the context that is left, where that is less).
+    overrides single ones for its row. ``thinking``: ``auto`` is on where the template can turn it
+    on and answers are free text. ``thinking_tokens``: after so many the thinking is closed (None:
+    4096, or half of the context that is left, where that is less).
     """
 
     chat_template: str | None = None

@@ -156,7 +156,7 @@ class Thinking:
     def budget(self, total_tokens: int) -> int:
         """Tokens that the thinking may have where the context leaves ``total_tokens`` for all.
 
-        The answer may have its own; where not both fit, each gets half, or the answer what it needs.
+        The answer may have its own; where both do not fit each gets half, the answer what it needs.
         """
         room = total_tokens - len(self.closing_ids)
         half = min(room // 2, room - self.least_tokens)
@@ -200,11 +200,11 @@ class RequestTable:
     """What the engine needs of each row beside its tokens; arrays by `TokenTable` row.
 
     ``settings_id``: int32[num_rows] into ``settings``. ``max_tokens``: int32[num_rows], at
-    least 1, already cut to the context, of thinking and answer together. ``rng_key``: uint64[num_rows]; a row's random numbers
-    are a function of its key and the position in the answer alone. ``num_forced``:
-    int32[num_rows], the trailing tokens of a row's prompt that are its answer's opening (what
-    its grammar leaves no choice about), at most ``max_tokens``, which counts them; None when
-    no row has any.
+    least 1, already cut to the context, of thinking and answer together. ``rng_key``:
+    uint64[num_rows]; a row's random numbers are a function of its key and the position in the
+    answer alone. ``num_forced``: int32[num_rows], the trailing tokens of a row's prompt that are
+    its answer's opening (what its grammar leaves no choice about), at most ``max_tokens``, which
+    counts them; None when no row has any.
     """
 
     settings: tuple[RowSettings, ...]
@@ -395,8 +395,8 @@ class Result:
 
     ``text`` of a truncated answer is the closed one. ``value`` is None unless ``status`` is ok,
     or is truncated and such values are kept; ``cut`` is then the JSON pointer of the first field
-    that was cut short. ``probabilities``: of each choice, where the run asked for them. ``reasoning``
-    and ``reasoning_tokens`` as in `Completion`.
+    that was cut short. ``probabilities``: of each choice, where the run asked for them.
+    ``reasoning`` and ``reasoning_tokens`` as in `Completion`.
     """
 
     row: int

@@ -39,8 +39,8 @@ class Checkpoint:
 
     ``name`` is what it was opened as; ``path`` the folder, or the ``.gguf`` file itself.
     ``bos_token`` and ``eos_token`` are texts, ``""`` where there is none; ``special_texts``
-    holds all named special tokens for the chat template. ``chat_templates``: all that the model has,
-    by name, of which ``chat_template`` is one. No weight has been read.
+    holds all named special tokens for the chat template. ``chat_templates``: all that the model
+    has, by name, of which ``chat_template`` is one. No weight has been read.
     """
 
     name: str

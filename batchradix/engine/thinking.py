@@ -1,8 +1,8 @@
 """One row that thinks before it answers: where the thinking ends, and what follows it unasked.
 
-While it thinks no grammar limits it, and neither stop strings nor the answer's budget count. It ends
-with the model's own end marker, with an end-of-sequence token, which the marker then replaces, or
-where it is closed: when its budget is used up or it goes round in circles.
+While it thinks no grammar limits it, and neither stop strings nor the answer's budget count. It
+ends with the model's own end marker, with an end-of-sequence token, which the marker then replaces,
+or where it is closed: when its budget is used up or it goes round in circles.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -125,6 +125,27 @@ def open_parts(
         prompts=prompts,
         warnings=tuple(warnings),
     )
+
+
+def may_think(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    columns: Sequence[str],
+    schema: AnswerFormat | None,
+) -> bool:
+    """Whether a job over rows with these columns has a column of thinking; for jobs in memory.
+
+    Raises the `UsageError` of prompts that cannot be made.
+    """
+    has_own = config.schema_column is not None or RESPONSE_FORMAT in columns
+    prompts = PromptBuilder(
+        with_chat_template(checkpoint, config.chats.chat_template),
+        config.prompt,
+        columns=columns,
+        chats=config.chats,
+        bound={schema is not None} | ({True, False} if has_own else set()),
+    )
+    return prompts.may_think
 
 
 def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:

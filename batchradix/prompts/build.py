@@ -40,7 +40,7 @@ from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import I8, Row, Thinking, TokenTable
 
-_INPUT_COLUMNS = ("messages", "prompt", "tools")
+_INPUT_COLUMNS = ("messages", "prompt", "tools", KWARGS_COLUMN)
 _CONTINUES = "continue_final_message"  # of requests, which all have it
 _LISTED_COLUMNS = 30  # names that a message lists at most
 _PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
@@ -120,11 +120,11 @@ class PromptBuilder:
     @property
     def required_columns(self) -> frozenset[str]:
         """Top-level input columns that prompts are made of; readers need no others for them."""
-        has_own = self._chat is not None and (not self._columns or KWARGS_COLUMN in self._columns)
-        own = (KWARGS_COLUMN,) if has_own else ()
         if self._template is None:
             continues = (_CONTINUES,) if self._are_requests else ()
-            return frozenset([*_INPUT_COLUMNS, *continues, *own])
+            return frozenset([*_INPUT_COLUMNS, *continues])
+        has_own = self._chat is not None and KWARGS_COLUMN in self._columns
+        own = (KWARGS_COLUMN,) if has_own else ()
         return frozenset([*(place.column for place in self._template.places), *own])
 
     @cached_property
@@ -550,9 +550,8 @@ class PromptBuilder:
             )
         if self._rule.is_kept_from_thinking and self._has_chats:
             yield (
-                "the model can think before it answers and does not here, where its answers have to "
-                "match something; --thinking on lets it, and the thinking goes to a column of its "
-                "own"
+                "the model can think before it answers, and does not where answers have to match "
+                "something; --thinking on lets it, and the thinking goes to a column of its own"
             )
         if self._has_tools:
             is_told = self._tools is not None and self._chat is not None and self._has_chats

@@ -69,7 +69,7 @@ class ThinkingStyle:
         return {} if thinks is None else dict.fromkeys(self.switches, thinks)
 
     def tail(self, text: str, thinks: bool | None) -> str:
-        """What goes behind a rendered prompt. Raises `RowProblem` where it cannot think any more."""
+        """What goes behind a rendered prompt. Raises `RowProblem` where it is too late to think."""
         shown = text.rstrip()
         if thinks is None:
             return ""
@@ -198,8 +198,8 @@ class ThinkingRule:
             )
         if options.chat_template is not None or options.chat_template_kwargs is not None:
             raise OptionError(
-                "`chat_template` and `chat_template_kwargs` are for chats, and the prompts are raw; "
-                "leave them out, or send a template as a chat message with `chat`"
+                "`chat_template` and `chat_template_kwargs` are for chats, and the prompts are "
+                "raw; leave them out, or send a template as a chat message with `chat`"
             )
 
     def of_raw(self) -> Asked:
@@ -234,8 +234,8 @@ class ThinkingRule:
         if asked.thinks and (wish or (wish is None and self._wish)):
             raise RowProblem(
                 RowErrorCode.UNSUPPORTED_CONTENT,
-                "the last message is the assistant's, to be continued, and an answer that has begun "
-                "cannot be thought about first; end with a user message, or turn thinking off",
+                "the last message is the assistant's, to be continued, and it is too late to think "
+                "about an answer that has begun; end with a user message, or turn thinking off",
             )
         return Asked(asked.variables, None)
 

@@ -67,11 +67,12 @@ def result_schema(
     ``unnest`` one column a field of it instead; ``probabilities`` list of struct of choice and
     probability, absent when ``choices`` is None; with ``keep_truncated`` ``cut`` string, the
     JSON pointer of the first field that was cut short; ``text`` large_string; with
-    ``has_reasoning`` ``reasoning`` large_string, null where there was no thinking; ``error`` null or
-    struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
-    ``cached_tokens``, ``completion_tokens`` int32, and ``reasoning_tokens``; with ``has_samples`` ``samples``, a list of
-    structs of what each answer to the row has of its own; then the columns of ``keep``, whose
-    dictionary indices become int32 so that the dictionaries of all batches fit together.
+    ``has_reasoning`` ``reasoning`` large_string, null where there was no thinking; ``error`` null
+    or struct of code and message; ``finish_reason`` string; ``prompt_tokens``, ``cached_tokens``,
+    ``completion_tokens`` int32, and with ``has_reasoning`` ``reasoning_tokens``; with
+    ``has_samples`` ``samples``, a list of structs of what each answer to the row has of its own;
+    then the columns of ``keep``, whose dictionary indices become int32 so that the dictionaries of
+    all batches fit together.
     ``metadata`` becomes the schema's metadata.
 
     Raises `OptionError` when a name would occur twice, ``unnest`` finds no object, or

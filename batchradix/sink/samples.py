@@ -36,7 +36,8 @@ def fold_samples(batches: Iterator[pa.RecordBatch], starts: I64) -> Iterator[pa.
 
     ``starts``: int64[num_rows + 1], where each input row's samples begin. A row is as bad as its
     worst sample and shows the first of those; ``cached_tokens`` are those of the first sample,
-    ``completion_tokens`` and ``reasoning_tokens`` those of all. Values of truncated samples are null.
+    ``completion_tokens`` and ``reasoning_tokens`` those of all. Values of truncated samples are
+    null.
     """
     group, row = 0, 0  # the first input row that is not out yet, and its first sample
     rest: pa.RecordBatch | None = None
