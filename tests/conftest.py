@@ -121,15 +121,27 @@ def thinker_folder(
     ``make("switch", text="um", answer="42")``: behind a line break (or ``<think>``, where that is
     a token) it writes ``text``, then its end marker, then ``answer``, then ``<eos>``; their bytes
     must differ. ``markers``: "added" or "special" tokens, or "text". Kinds: `THINKING_TEMPLATES`.
+    ``ends=False``: nothing special follows ``text``. ``base``: a model to be given these tokens and
+    this template instead.
     """
 
-    def make(kind: str, *, text: str = "um", answer: str = "42", markers: str = "added") -> Path:
+    def make(
+        kind: str,
+        *,
+        text: str = "um",
+        answer: str = "42",
+        markers: str = "added",
+        ends: bool = True,
+        base: Path | None = None,
+    ) -> Path:
         end = [THINK_END] if markers != "text" else list(b"</think>")
         chain = [ord("\n"), *text.encode(), *end, *answer.encode(), EOS]
+        if not ends:
+            chain = [ord("\n"), *text.encode()]
         assert len(set(chain)) == len(chain), "a byte can have one successor only"
         steps = (*pairwise(chain), (THINK, ord(text[0])))
-        model = tiny_model_folder("markov", steps=steps)
         folder = tmp_path_factory.mktemp("thinker")
+        model = base or tiny_model_folder("markov", steps=steps)
         shutil.copytree(model, folder, dirs_exist_ok=True)
         if markers != "text":
             _rename_tokens(folder, {"<pad>": "<think>", "<|tool|>": "</think>"}, markers)

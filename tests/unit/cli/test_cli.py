@@ -29,6 +29,7 @@ PROMPT_OPTIONS = {
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
     "--reorder-columns", "--sort-passages",
     "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--chat-template", "--chat-template-kwargs", "--thinking", "--thinking-tokens",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
