@@ -176,7 +176,8 @@ def wanderer(tiny_model_folder: MakeModel, thinker_folder: MakeModel) -> Path:
     return folder
 
 
-WANDERING = {"thinking_tokens": 24, "sampling": SamplingOptions(max_tokens=12)}
+BUDGET = 6
+WANDERING = {"thinking_tokens": BUDGET, "sampling": SamplingOptions(max_tokens=12)}
 PARTS = ("status", "text", "value", "reasoning", "completion_tokens", "reasoning_tokens")
 
 
@@ -209,7 +210,7 @@ def test_rows_of_all_kinds_stand_beside_each_other(wandered: list[dict[str, Any]
         {"overlap": "on"},
         {"speculate": 4},
         {"speculate": "auto", "batch_size": 5},
-        {"kv_tokens": 130},  # rows give way to others
+        {"kv_tokens": 100},  # rows give way to others
         {"deterministic": True},
         {"prefill_tokens": 3},
     ],
@@ -255,7 +256,7 @@ def test_thoughts_and_answers_are_those_of_transformers(
                 ends.append("sequence")
                 break
             thoughts.append(token)
-            if token == end or len(thoughts) == 24:
+            if token == end or len(thoughts) == BUDGET:
                 ids += [token] if token == end else [token, line, end, line, line]
                 ends.append("marker" if token == end else "budget")
                 break
@@ -295,14 +296,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_table(
         return RunConfig(
             input=mixed(),
             model=str(wanderer),
-            chats=ChatOptions(thinking_tokens=24),
+            chats=ChatOptions(thinking_tokens=BUDGET),
             sampling=SamplingOptions(max_tokens=12),
             engine=EngineOptions(dtype="float32", batch_size=3),
             output=OutputOptions(path=tmp_path / f"{name}.{ending}"),
         )
 
     steps = iter(range(1000))
-    stopped = pipeline.run(config("a"), stop_requested=lambda: 15 if next(steps) > 60 else None)
+    stopped = pipeline.run(config("a"), stop_requested=lambda: 15 if next(steps) > 40 else None)
     assert 0 < stopped.summary.rows < 16
     done = pipeline.run(config("a"))
     assert done.summary.resumed_rows == stopped.summary.rows
