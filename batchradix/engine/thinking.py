@@ -33,7 +33,7 @@ class Thoughts:
         """Takes a token; the text behind the end marker where that is complete, else None."""
         end = self._thinking.end
         if token_id == self._thinking.end_id:
-            self._is_open = False
+            self.close()
             return ""
         text = self._detokenizer.push(token_id)
         self._parts.append(text)

@@ -171,12 +171,12 @@ def wanderer(tiny_model_folder: MakeModel, thinker_folder: MakeModel) -> Path:
     folder: Path = thinker_folder("switch", base=tiny_model_folder("random"))
     weights = load_file(folder / "model.safetensors")
     head = weights["lm_head.weight"]
-    head[262] = -0.8 * head[258]  # the end marker where the end of the sequence is unlikely
+    head[262] = -0.5 * head[258]  # the end marker where the end of the sequence is unlikely
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-BUDGET = 6
+BUDGET = 10
 WANDERING = {"thinking_tokens": BUDGET, "sampling": SamplingOptions(max_tokens=12)}
 PARTS = ("status", "text", "value", "reasoning", "completion_tokens", "reasoning_tokens")
 
