@@ -304,7 +304,8 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         schema_column=None if parts.row_formats is None else parts.row_formats.column,
         dtype=resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
     )
-    return identity | {"id_type": str(parts.source.id_type)}
+    has_reasoning = parts.prompts.may_think  # which is a column
+    return identity | {"id_type": str(parts.source.id_type), "reasoning": has_reasoning}
 
 
 def job_identity(

@@ -334,3 +334,15 @@ def test_variables_nested_without_end_are_an_error_row(
     assert shallow is None
     assert [error["code"] for error in bad] == ["bad_value", "bad_value"]
     assert good is None
+
+
+def test_a_job_file_names_template_and_variables(
+    folder: Path, cli: Any, const: Any, files: ModuleType
+) -> None:
+    files.write_jsonl("jobs.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+    Path("own.jinja").write_text("{{ messages[0].content }}/{{ effort }}/{{ deep.x }}")
+    Path("job.toml").write_text(
+        'input = "jobs.jsonl"\nchat-template = "own.jinja"\nthinking = "off"\n'
+        '[chat_template_kwargs]\neffort = "low"\ndeep = {x = 1}\n'
+    )
+    assert _plain(_ids(cli, "job.toml", "--model", const("a"))) == "x/low/1"

@@ -442,3 +442,75 @@ def test_sessions_maps_and_frames_have_the_column_too(thinker_folder: MakeModel)
     frame = polars.DataFrame({"messages": [chat]})
     found = frame.batchradix.run(model=model, max_tokens=16, thinking="on", fields=FIELDS)
     assert found["reasoning"].to_list() == ["um"]
+
+
+def test_raw_prompts_among_chats_do_not_think(thinker_folder: MakeModel) -> None:
+    rows = [{"prompt": "ab", "messages": None}, {"prompt": None, **chats("ab")[0]}] * 2
+    found = answers([{**row, "id": str(i)} for i, row in enumerate(rows)], thinker_folder("opens"))
+    assert [(row["text"], row["reasoning"]) for row in found] == [
+        ("cdefgh", None),
+        ("42", "um"),
+    ] * 2
+
+
+def test_calls_of_tools_follow_the_thinking(thinker_folder: MakeModel) -> None:
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = {"tools": [{"name": "add", "parameters": parameters}], "tool_choice": "required"}
+    tools = tools | {"tool_format": "json", "parallel_tool_calls": False}
+    sampling = SamplingOptions(max_tokens=60)
+    (row,) = answers(
+        chats("ab"), thinker_folder("opens"), thinking="on", sampling=sampling, **tools
+    )
+    assert row["reasoning"] == "um"
+    assert row["value"][0]["name"] == "add"
+    (row,) = answers(chats("ab"), thinker_folder("opens"), sampling=sampling, **tools)
+    assert "reasoning" not in row
+
+
+def test_a_preview_shows_where_the_row_s_thinking_begins(thinker_folder: MakeModel) -> None:
+    job = RunConfig(input=mixed(), model=str(thinker_folder("switch")))
+    ends = [pipeline.preview(job, row).marked().rpartition("⟦<|assistant|>⟧")[2] for row in "12"]
+    assert ends == ["⟦<think>⟧\n", "⟦<think>⟧\n"]
+    bare = [{k: v for k, v in row.items() if k != "chat_template_kwargs"} for row in mixed()]
+    job = RunConfig(input=bare, model=str(thinker_folder("switch")))
+    ends = [pipeline.preview(job, row).marked().rpartition("⟦<|assistant|>⟧")[2] for row in "012"]
+    assert ends == ["⟦<think>⟧\n\n⟦</think>⟧\n\n", "⟦<think>⟧\n", "⟦<think>⟧\n"]
+
+
+def test_parts_of_a_job_are_joined_with_their_thinking(wanderer: Path, tmp_path: Path) -> None:
+    whole, parted = tmp_path / "whole.arrow", tmp_path / "parted.arrow"
+    options: dict[str, Any] = {"model": wanderer, "engine": EngineOptions(dtype="float32")}
+    batchradix.run(mixed(), output=whole, **options, **WANDERING)
+    for shard in ("1/2", "2/2"):
+        batchradix.run(mixed(), output=parted, shard=shard, **options, **WANDERING)
+    batchradix.merge(parted)
+    read = batchradix.sink.formats.read_table
+    assert parts(read(parted).to_pylist()) == parts(read(whole).to_pylist())
+
+
+def test_a_table_without_the_column_is_not_gone_on_with(
+    thinker_folder: MakeModel, tmp_path: Path
+) -> None:
+    model, out = thinker_folder("switch"), tmp_path / "o.arrow"
+    batchradix.run(chats("a"), model=model, output=out, sampling=SIX, thinking="off")
+    rows = chats("a", chat_template_kwargs={"enable_thinking": True})
+    with pytest.raises(OutputMismatchError, match="reasoning"):
+        batchradix.run(rows, model=model, output=out, sampling=SIX, thinking="off")
+
+
+def test_a_map_that_is_planned_whole_has_the_column(thinker_folder: MakeModel) -> None:
+    import datasets
+
+    table = datasets.Dataset.from_list([{"messages": row["messages"]} for row in chats("a", "b")])
+    mapped = batchradix.map_dataset(table, Extractor(model=thinker_folder("opens"), max_tokens=6))
+    assert mapped["reasoning"][:] == ["um", "um"]
+
+
+def test_an_invalid_answer_is_thought_about_again(thinker_folder: MakeModel) -> None:
+    options = {"fields": FIELDS, "sampling": SamplingOptions(max_tokens=16, stop=("true", "false"))}
+    done = batchradix.run(
+        chats("a"), model=thinker_folder("opens"), thinking="on", retries=2, **options
+    )
+    assert done.summary.retried_rows == 1
+    (row,) = done.table.to_pylist()
+    assert (row["status"], row["reasoning"] is None) == ("error", False)
