@@ -14,6 +14,7 @@ import torch
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.engine.accelerator import Accelerator, open_accelerator
 from batchradix.engine.answer import Answer
+from batchradix.engine.answer_maker import AnswerMaker
 from batchradix.engine.attention.registry import missing_kernels
 from batchradix.engine.cache.spill import open_space
 from batchradix.engine.cache.store import open_store
@@ -23,9 +24,8 @@ from batchradix.engine.flight import Flight
 from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.limits import AnswerLimits
-from batchradix.engine.grammar.state import AnyGrammar, start
+from batchradix.engine.grammar.state import AnyGrammar
 from batchradix.engine.model_runner import ModelRunner, forward_retreat
-from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
 from batchradix.engine.scheduler import RefusedRow, Schedule, Scheduler
@@ -34,7 +34,6 @@ from batchradix.engine.selection import Choice, Logits, Selector
 from batchradix.engine.speculation import Speculator
 from batchradix.engine.step import Step
 from batchradix.engine.stopwatch import Stopwatch
-from batchradix.engine.thinking import ThinkingAnswer
 from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.settings import EngineSettings
 from batchradix.types import (
@@ -100,7 +99,6 @@ class RadixEngine:
         tokenizer = checkpoint.tokenizer
         self._context_length = config.context_length
         self._eos_ids = frozenset(tokenizer.eos_ids)
-        self._detokenizer = detokenizer
         self._grammars = grammars or GrammarCompiler(
             tokenizer, config.vocab_size, tokenizer.eos_ids
         )
@@ -117,6 +115,13 @@ class RadixEngine:
         self._overlap = settings.overlap
         self._flight: Flight | None = None
         self._usage = Usage()
+        self._maker = AnswerMaker(
+            eos_ids=self._eos_ids,
+            detokenizer=detokenizer,
+            forced=self._forced,
+            usage=self._usage,
+            has_guard=settings.repetition_guard,
+        )
         self._missing = missing_kernels(settings.attention, settings.device)
         self._store = open_store(checkpoint, settings)
         self._space = open_space(checkpoint, settings)
@@ -356,47 +361,14 @@ class RadixEngine:
     def _start(self, row: RunningRow) -> Answer:
         job = self._jobs[row.job_id]
         settings_id = int(job.requests.settings_id[row.row])
-        settings = job.requests.settings[settings_id]
         compiled = job.grammars[settings_id]
-        output = RowOutput(
-            settings=settings,
+        answer = self._maker.make(
+            job.requests.settings[settings_id],
+            rng_key=job.requests.rng_key[row.row],
             max_tokens=int(job.requests.max_tokens[row.row]),
-            eos_ids=self._eos_ids,
-            detokenizer=self._detokenizer.start(),
-            grammar=None if compiled is None else start(compiled),
+            compiled=compiled,
             limits=None if compiled is None else job.limits[compiled.spec],
         )
-        rng_key = job.requests.rng_key[row.row]
-        answer: Answer
-        if settings.is_scored and isinstance(compiled, CompiledChoices):
-            answer = ScoredAnswer(
-                settings=settings,
-                rng_key=rng_key,
-                output=output,
-                usage=self._usage,
-                choices=compiled,
-                max_tokens=int(job.requests.max_tokens[row.row]),
-            )
-        elif settings.thinking is not None:
-            answer = ThinkingAnswer(
-                settings=settings,
-                rng_key=rng_key,
-                output=output,
-                forced=self._forced,
-                usage=self._usage,
-                detokenizer=self._detokenizer.start(),
-                eos_ids=self._eos_ids,
-                total_tokens=int(job.requests.max_tokens[row.row]),
-                has_guard=self._repetition_guard,
-            )
-        else:
-            answer = Answer(
-                settings=settings,
-                rng_key=rng_key,
-                output=output,
-                forced=self._forced,
-                usage=self._usage,
-            )
         answer.open(row.opening)
         return answer
 

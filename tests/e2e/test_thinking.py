@@ -514,3 +514,19 @@ def test_an_invalid_answer_is_thought_about_again(thinker_folder: MakeModel) -> 
     assert done.summary.retried_rows == 1
     (row,) = done.table.to_pylist()
     assert (row["status"], row["reasoning"] is None) == ("error", False)
+
+
+@pytest.mark.parametrize("speculate", ["off", 4, 5, 8])
+def test_a_guess_beyond_the_thinking_is_held_to_the_grammar(
+    thinker_folder: MakeModel, speculate: Any
+) -> None:
+    template = (
+        "{{ messages[0].content }}<|assistant|>"
+        "{{ '<think>\\n' if enable_thinking is not defined or enable_thinking else '</think>' }}"
+    )
+    options: dict[str, Any] = {"regex": "[79]x", "thinking": "on", "chat_template": template}
+    engine = EngineOptions(speculate=speculate)
+    rows = chats("\num</think>42")  # what it will think, and would say if it could
+    (row,) = answers(rows, thinker_folder("mentions", markers="text"), engine=engine, **options)
+    assert (row["status"], row["text"], row["reasoning"]) == ("ok", "7x", "um")
+    assert row["reasoning_tokens"] == len("um</think>")
