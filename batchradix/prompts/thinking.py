@@ -217,7 +217,9 @@ class ThinkingRule:
         Raises `RowProblem`."""
         own = row.values.get(KWARGS_COLUMN)
         wish = None
-        if own is None:
+        if own is None and (self._style is None or self._wish is not None):
+            asked = self.default  # bound or not
+        elif own is None:
             asked = self._usual[self._is_bound(row)]
         else:
             try:
