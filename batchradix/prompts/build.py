@@ -208,7 +208,8 @@ class PromptBuilder:
         if row.error is not None:
             return PromptView(error=row.error)
         try:
-            found = self._spans(self._arranged(row), self._asked(row))
+            asked = self._asked(row)
+            found = self._spans(self._arranged(row), asked)
             spans = [replace(span, text=clean_text(span.text)) for span in found]
         except RowProblem as problem:
             return PromptView(error=problem.at(row))
@@ -223,7 +224,8 @@ class PromptBuilder:
                     ids=tuple(table[i].tolist()),
                 )
                 for i, span in enumerate(spans)
-            )
+            ),
+            thinks=bool(asked.thinks),
         )
 
     def fields(self) -> TemplateFields | None:

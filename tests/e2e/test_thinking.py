@@ -469,12 +469,21 @@ def test_calls_of_tools_follow_the_thinking(thinker_folder: MakeModel) -> None:
 
 def test_a_preview_shows_where_the_row_s_thinking_begins(thinker_folder: MakeModel) -> None:
     job = RunConfig(input=mixed(), model=str(thinker_folder("switch")))
-    ends = [pipeline.preview(job, row).marked().rpartition("⟦<|assistant|>⟧")[2] for row in "12"]
+    ends = [
+        pipeline.preview(job, row).view.marked().rpartition("⟦<|assistant|>⟧")[2] for row in "12"
+    ]
     assert ends == ["⟦<think>⟧\n", "⟦<think>⟧\n"]
     bare = [{k: v for k, v in row.items() if k != "chat_template_kwargs"} for row in mixed()]
     job = RunConfig(input=bare, model=str(thinker_folder("switch")))
-    ends = [pipeline.preview(job, row).marked().rpartition("⟦<|assistant|>⟧")[2] for row in "012"]
+    ends = [
+        pipeline.preview(job, row).view.marked().rpartition("⟦<|assistant|>⟧")[2] for row in "012"
+    ]
     assert ends == ["⟦<think>⟧\n\n⟦</think>⟧\n\n", "⟦<think>⟧\n", "⟦<think>⟧\n"]
+    bound = chats("a", response_format={"type": "json_object"})
+    for thinking in ("on", "off"):
+        chat = ChatOptions(thinking=thinking)  # type: ignore[arg-type]
+        seen = pipeline.preview(RunConfig(input=bound, model=job.model, chats=chat))
+        assert (seen.opening_text == "{") == (thinking == "off")
 
 
 def test_parts_of_a_job_are_joined_with_their_thinking(wanderer: Path, tmp_path: Path) -> None:
