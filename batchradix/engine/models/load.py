@@ -17,8 +17,8 @@ from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import Quantize
 from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
-from batchradix.engine.models.fp8_source import Fp8Source
 from batchradix.engine.models.gguf_source import GgufSource
+from batchradix.engine.models.packed_source import PackedSource
 from batchradix.engine.models.rope_order import HalvedRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
 from batchradix.engine.models.source import TensorSource
@@ -36,8 +36,8 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
     config = checkpoint.config
     files = SafetensorsSource(checkpoint.weight_files)
     source: TensorSource = files
-    if config.fp8_block is not None:
-        source = Fp8Source(files, config.fp8_block)
+    if config.stored is not None:
+        source = PackedSource(files, config.stored)
     if config.mla is not None and config.mla.rope_interleaved:
         source = HalvedRope(source, config)
     return source
