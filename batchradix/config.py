@@ -452,6 +452,7 @@ class Shard:
 class RunConfig:
     """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table.
 
+    ``lora``: the folder of a LoRA adapter that is merged into the model as it loads.
     ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it, or
     the functions that answers call, a `schema.tools.ToolSet`.
     ``schema_column``: the input column of schemas that hold for their row instead; without it
@@ -463,6 +464,7 @@ class RunConfig:
 
     input: Any
     model: str = DEFAULT_MODEL
+    lora: str | None = None
     schema: Any = None
     schema_column: str | None = None
     tool_format: str | None = None

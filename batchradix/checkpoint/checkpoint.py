@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from batchradix.checkpoint.adapter import Adapter, open_adapter
 from batchradix.checkpoint.chat_template import compile_template
 from batchradix.checkpoint.content_hash import content_hash
 from batchradix.checkpoint.gguf_header import read_gguf_header
@@ -51,11 +54,16 @@ class Checkpoint:
     eos_token: str
     is_demonstration: bool = False
     special_texts: Mapping[str, str] = field(default_factory=dict)
+    adapter: Adapter | None = None
 
     @cached_property
     def content_hash(self) -> str:
-        """Hex SHA-256 that names what the model is, wherever it lies; see `content_hash`."""
-        return content_hash(self.path, self.format, self.weight_files)
+        """Hex SHA-256 that names what the model is, with its adapter, wherever they lie; see
+        `content_hash`."""
+        base = content_hash(self.path, self.format, self.weight_files)
+        if self.adapter is None:
+            return base
+        return hashlib.sha256(f"{base} {self.adapter.content_hash}".encode()).hexdigest()
 
 
 def open_checkpoint(
@@ -64,13 +72,14 @@ def open_checkpoint(
     revision: str | None = None,
     notify: Callable[[str], None] | None = None,
     local_only: bool = False,
+    lora: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
     """Opens a model by name, fetching it if need be; reads no weights and runs no code of it.
 
     ``name`` is a folder in Hugging Face's layout, a ``.gguf`` file, a listed name
     (`LISTED_MODELS`), ``owner/repo[@revision]`` or ``owner/repo:QUANTISATION`` on the Hugging
     Face hub. What exists on disk wins. ``notify`` is told in one line what is being fetched;
-    with ``local_only`` nothing is.
+    with ``local_only`` nothing is. ``lora``: the folder of an adapter to be merged into it.
 
     Raises `ModelError` when the model cannot be had, is damaged or cannot be run, and
     `TemplateError` when its chat template is malformed.
@@ -88,6 +97,7 @@ def open_checkpoint(
         revision=located.revision,
         path=located.path,
         is_demonstration=located.is_demonstration,
+        adapter=None if lora is None else open_adapter(lora),
         **parts,
     )
     if checkpoint.chat_template is not None:

@@ -49,6 +49,7 @@ def run(
         ),
     ] = None,
     model: shared.Model = None,
+    lora: shared.Lora = None,
     schema: shared.Schema = None,
     fields: shared.Fields = None,
     regex: shared.Regex = None,
@@ -295,6 +296,7 @@ def run(
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
+        lora=lora,
         schema=shared.answers(
             schema,
             fields,

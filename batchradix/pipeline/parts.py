@@ -69,7 +69,9 @@ def open_parts(
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
         _check_output(config, source)
-        checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
+        checkpoint = checkpoint or open_checkpoint(
+            config.model, lora=config.lora, notify=progress.message
+        )
         if tools is not None:
             schema = tools.format_for(checkpoint.name, checkpoint.chat_template)
             _check_choices(config, schema)
@@ -289,7 +291,8 @@ def names_in_words(parts: Parts) -> dict[str, str]:
     """What those entries of the `fingerprint` are called that are digests."""
     checkpoint = parts.checkpoint
     revision = f" at revision {checkpoint.revision[:12]}" if checkpoint.revision else ""
-    return {"model": f"{checkpoint.name}{revision}"}
+    adapter = "" if checkpoint.adapter is None else f" with the adapter {checkpoint.adapter.path}"
+    return {"model": f"{checkpoint.name}{revision}{adapter}"}
 
 
 def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
@@ -297,6 +300,7 @@ def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
     checkpoint = parts.checkpoint
     facts = {**identity, "model": checkpoint.name, "model_hash": identity["model"]}
     facts["revision"] = checkpoint.revision
+    facts["lora"] = None if checkpoint.adapter is None else str(checkpoint.adapter.path)
     if isinstance(parts.row_formats, RequestFormats):
         facts["tool_style"] = parts.row_formats.style.name
     facts["input"] = parts.source.name

@@ -18,6 +18,7 @@ from batchradix.config import Quantize
 from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
 from batchradix.engine.models.gguf_source import GgufSource
+from batchradix.engine.models.lora_source import LoraSource
 from batchradix.engine.models.packed_source import PackedSource
 from batchradix.engine.models.rope_order import HalvedRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
@@ -30,14 +31,17 @@ _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.w
 
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
-    """Raises `ModelError` when a file is missing or damaged."""
-    if checkpoint.format == "gguf":
-        return GgufSource(checkpoint.weight_files, checkpoint.config)
+    """Raises `ModelError` when a file is missing or damaged, or an adapter is another model's."""
     config = checkpoint.config
-    files = SafetensorsSource(checkpoint.weight_files)
-    source: TensorSource = files
-    if config.stored is not None:
-        source = PackedSource(files, config.stored)
+    source: TensorSource
+    if checkpoint.format == "gguf":
+        source = GgufSource(checkpoint.weight_files, config)
+    else:
+        source = files = SafetensorsSource(checkpoint.weight_files)
+        if config.stored is not None:
+            source = PackedSource(files, config.stored)
+    if checkpoint.adapter is not None:
+        source = LoraSource(source, checkpoint.adapter, config)
     if config.mla is not None and config.mla.rope_interleaved:
         source = HalvedRope(source, config)
     return source
