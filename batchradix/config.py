@@ -28,7 +28,7 @@ MIN_SPILL_TOKENS = 16
 """What is shorter is computed again: a call costs as much as its bytes."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantize = Literal["off", "int8"]
+Quantize = Literal["off", "int8", "keep"]
 Switch = Literal["auto", "on", "off"]
 KVDType = Literal["auto", "fp8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
@@ -191,7 +191,8 @@ class PromptOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How the engine runs; never changes a greedy float32 answer, except for five things:
-    ``quantize`` rounds weights and activations of the linear layers to 8 bits; ``kv_dtype`` fp8
+    ``quantize`` int8 rounds weights and activations of the linear layers to 8 bits (keep: weights
+    of a GGUF file stay in memory as they are there, which changes no number); ``kv_dtype`` fp8
     rounds keys and values to float8_e4m3fn, without a scale;
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
@@ -245,8 +246,8 @@ class EngineOptions:
             f"`dtype` must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
         )
         require(
-            self.quantize in ("off", "int8"),
-            f"`quantize` must be off or int8, not {self.quantize!r}",
+            self.quantize in ("off", "int8", "keep"),
+            f"`quantize` must be off, int8 or keep, not {self.quantize!r}",
         )
         require(
             self.kv_dtype in ("auto", "fp8"),

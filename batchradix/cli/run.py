@@ -129,7 +129,9 @@ def run(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quantize: Annotated[
         str,
-        typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
+        typer.Option(
+            help="off; int8: linear layers in 8 bits, less exact; keep: weights as in a GGUF file."
+        ),
     ] = "off",
     kv_dtype: Annotated[
         str,

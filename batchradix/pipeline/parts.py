@@ -279,7 +279,8 @@ def job_identity(
         "schema_column": schema_column,
         "retries": config.retries,
         "dtype": dtype,
-        "quantize": config.engine.quantize,
+        # What is kept is multiplied as it would be without, to the last bit.
+        "quantize": "off" if config.engine.quantize == "keep" else config.engine.quantize,
         "kv_dtype": config.engine.kv_dtype,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,

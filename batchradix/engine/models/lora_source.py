@@ -10,8 +10,9 @@ import torch
 from batchradix.checkpoint.adapter import Adapter
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.models.safetensors_source import SafetensorsSource
-from batchradix.engine.models.source import TensorSource
+from batchradix.engine.models.source import GroupedSource, TensorSource
 from batchradix.errors import ModelError
+from batchradix_kernels.grouped_linear import Groups
 
 
 class LoraSource:
@@ -53,6 +54,12 @@ class LoraSource:
             return self._tensors.read_rows(self._adapter.replacement_name(name), rows)
         tensor = self._source.read_rows(name, rows)
         return self._merged(name, tensor, rows) if self.changes(name) else tensor
+
+    def read_groups(self, name: str) -> Groups | None:
+        """None for what the adapter changes: a sum has no such scales."""
+        if self.changes(name) or not isinstance(self._source, GroupedSource):
+            return None
+        return self._source.read_groups(name)
 
     def _merged(
         self, name: str, tensor: torch.Tensor, rows: Sequence[int] | None = None
