@@ -14,6 +14,7 @@ from batchradix.checkpoint.adapter import Adapter, open_adapter
 from batchradix.checkpoint.chat_template import compile_template
 from batchradix.checkpoint.content_hash import content_hash
 from batchradix.checkpoint.gguf_header import read_gguf_header
+from batchradix.checkpoint.gguf_kept import kept_bytes
 from batchradix.checkpoint.gguf_model import gguf_config
 from batchradix.checkpoint.gguf_tokenizer import gguf_tokenizer
 from batchradix.checkpoint.hf_config import hf_config
@@ -64,6 +65,11 @@ class Checkpoint:
         if self.adapter is None:
             return base
         return hashlib.sha256(f"{base} {self.adapter.content_hash}".encode()).hexdigest()
+
+    @cached_property
+    def kept_bytes(self) -> int | None:
+        """What a GGUF file's weights take in memory as they are held; None for safetensors."""
+        return kept_bytes(self.path) if self.format == "gguf" else None
 
 
 def open_checkpoint(

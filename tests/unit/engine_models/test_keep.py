@@ -9,6 +9,7 @@ import torch
 from gguf.quants import dequantize
 
 from batchradix.checkpoint.checkpoint import open_checkpoint
+from batchradix.checkpoint.gguf_kept import kept_bytes
 from batchradix.engine.model_runner import ModelRunner
 from batchradix.engine.models.gguf_groups import read_groups
 from batchradix.engine.models.gguf_source import GgufSource
@@ -141,8 +142,18 @@ def test_a_kept_model_has_the_logits_of_the_widened_one(lab, llama):
     assert torch.equal(kept.collect_few(rows, few), plain.collect_few(rows, few))
 
 
+def test_memory_is_counted_as_it_is_held(tmp_path, llama):
+    _, make = llama
+    make(ffn_down="Q4_0", token_embd="Q8_0")
+    table, norms = 112 * 64, 7 * 64 * 2  # embeddings are widened for looking up, too
+    down, others = 3 * 64 * 96, 3 * (2 * 64 * 96 + 2 * 64 * 64 + 2 * 64 * 32) + table
+    assert kept_bytes(tmp_path / "m.gguf") == int(
+        table * (8.5 + 16) / 8 + norms + down * 4.5 / 8 + others * 8.5 / 8
+    )
+
+
 def test_what_an_adapter_changes_is_not_kept(llama):
-    checkpoint, make = llama
+    _, make = llama
     name = "model.layers.0.self_attn.q_proj.weight"
 
     class Adapted(LoraSource):
@@ -158,9 +169,8 @@ def test_what_an_adapter_changes_is_not_kept(llama):
 
 
 def test_where_nothing_can_be_kept_it_says_so(lab, llama, saved):
-    _, make = llama
-    checkpoint, _ = llama
-    with pytest.raises(ModelError, match="keep found no layer of .*GGUF.*bfloat16"):
+    checkpoint, make = llama
+    with pytest.raises(ModelError, match=r"keep found no layer of .*GGUF.*bfloat16"):
         ModelRunner(checkpoint, settings("keep", "float32"), source=make())
     with pytest.raises(ModelError, match="keep found no layer"):
         ModelRunner(open_checkpoint(str(saved("llama")[0])), settings("keep"))
