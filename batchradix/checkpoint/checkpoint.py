@@ -68,8 +68,12 @@ class Checkpoint:
 
     @cached_property
     def kept_bytes(self) -> int | None:
-        """What a GGUF file's weights take in memory as they are held; None for safetensors."""
-        return kept_bytes(self.path) if self.format == "gguf" else None
+        """What weights take in memory as a file holds them; None for floats, FP8 and int8."""
+        if self.format == "gguf":
+            return kept_bytes(self.path)
+        if self.config.stored is None or self.config.stored.layout == "scaled":
+            return None
+        return sum(file.stat().st_size for file in self.weight_files)
 
 
 def open_checkpoint(

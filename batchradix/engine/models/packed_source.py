@@ -9,8 +9,9 @@ import torch
 
 from batchradix.checkpoint.stored_weights import StoredWeights
 from batchradix.engine.models.safetensors_source import SafetensorsSource
-from batchradix.engine.models.unpacking import awq, gptq, packed, scaled
+from batchradix.engine.models.unpacking import Scaled, awq, gptq, packed
 from batchradix.errors import ModelError
+from batchradix_kernels.grouped_linear import Groups
 
 _MARKS = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "scaled": "weight"}
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -44,18 +45,15 @@ class PackedSource:
         return self._files
 
     def read(self, name: str) -> torch.Tensor:
-        layer, _, part = name.rpartition(".")
-        mark = f"{layer}.{self._mark}"
-        is_matrix = part == "weight" and mark in self._source.files
-        if not is_matrix or self._source.stored_dtype(mark) not in ("I32", "I8", "F8_E4M3"):
-            return self._source.read(name)
-        match self._stored.layout:
-            case "awq" | "gptq":
-                return self._grouped(layer)
-            case "packed":
-                return self._packed(layer)
-            case "scaled":
-                return self._scaled(layer)
+        found = self._scaled(name)
+        return self._source.read(name) if found is None else found.widen()
+
+    def read_groups(self, name: str) -> Groups | None:
+        """The matrix as integers with scales; None for what is stored otherwise."""
+        if self._stored.layout == "scaled":
+            return None
+        found = self._scaled(name)
+        return None if found is None else found.as_groups()
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Of a matrix that is not plain the whole is read."""
@@ -66,7 +64,22 @@ class PackedSource:
             return self._source.read_rows(name, rows)
         return self.read(name)[list(rows)]
 
-    def _grouped(self, layer: str) -> torch.Tensor:
+    def _scaled(self, name: str) -> Scaled | None:
+        """The parts of a matrix, None for a plain tensor."""
+        layer, _, part = name.rpartition(".")
+        mark = f"{layer}.{self._mark}"
+        is_matrix = part == "weight" and mark in self._source.files
+        if not is_matrix or self._source.stored_dtype(mark) not in ("I32", "I8", "F8_E4M3"):
+            return None
+        match self._stored.layout:
+            case "awq" | "gptq":
+                return self._integers(layer)
+            case "packed":
+                return self._packed(layer)
+            case "scaled":
+                return self._bytes(layer)
+
+    def _integers(self, layer: str) -> Scaled:
         words, zeros = self._part(layer, "qweight"), self._part(layer, "qzeros")
         scales = self._part(layer, "scales")
         num_groups, num_outputs = scales.shape
@@ -83,7 +96,7 @@ class PackedSource:
             raise self._error(layer, "qzeros", f"tells of {bits} bits, which cannot be read")
         return gptq(words, zeros, scales, groups, self._stored.zero_offset)
 
-    def _packed(self, layer: str) -> torch.Tensor:
+    def _packed(self, layer: str) -> Scaled:
         shape = self._part(layer, "weight_shape").tolist()
         words = self._part(layer, "weight_packed")
         self._check(layer, "weight_packed", words, (shape[0], None))
@@ -96,7 +109,7 @@ class PackedSource:
             zeros = self._part(layer, "weight_zero_point")
         return packed(words, scales, zeros, groups, shape[1])
 
-    def _scaled(self, layer: str) -> torch.Tensor:
+    def _bytes(self, layer: str) -> Scaled:
         values = self._part(layer, "weight")
         name = next((s for s in _SCALES if f"{layer}.{s}" in self._source.files), None)
         block = self._stored.block
@@ -111,12 +124,14 @@ class PackedSource:
             zeros = self._part(layer, "weight_zero_point")
             zeros = zeros.view(-1, 1) if zeros.ndim < 2 else zeros
         if block is None:
-            return scaled(values, self._scales(layer, name, values.shape), zeros)
+            scales = self._scales(layer, name, values.shape)
+            return Scaled(values=values, scales=scales, zeros=zeros)
         scales = self._part(layer, name)
         blocks = [-(-size // part) for size, part in zip(values.shape, block, strict=True)]
         self._check(layer, name, scales, tuple(blocks))
         of_rows = scales.repeat_interleave(block[0], 0)[: values.shape[0]]
-        return scaled(values, of_rows, None, torch.arange(values.shape[1]) // block[1])
+        groups = torch.arange(values.shape[1]) // block[1]
+        return Scaled(values=values, scales=of_rows, groups=groups)
 
     def _scales(self, layer: str, name: str, shape: Sequence[int]) -> torch.Tensor:
         """[N, G] or [1, 1]."""

@@ -92,7 +92,8 @@ def load_model(
     if quantize == "keep" and weights.num_kept == 0:
         raise ModelError(
             f"`quantize` keep found no layer of {checkpoint.name} to keep as it is: it takes GGUF "
-            f"files of Q4_0 to Q8_0 and Q4_K to Q6_K, in bfloat16, on a CPU that multiplies it "
-            f"(AVX512-BF16, AMX), with the C kernels built; leave it out"
+            f"files of Q4_0 to Q8_0 and Q4_K to Q6_K, AWQ, GPTQ and packed integers, in bfloat16, "
+            f"on a CPU that multiplies it (AVX512-BF16, AMX), with the C kernels built; leave it "
+            f"out"
         )
     return model

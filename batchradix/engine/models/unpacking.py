@@ -1,13 +1,17 @@
 """Integers of few bits in the words of AWQ, GPTQ and compressed-tensors, made into weights.
 
-All give float32[N, K], N outputs and K inputs, of tensors as the files hold them; G is the number
-of groups of inputs that share a scale. Numbers stand in their words from the lowest bit on; those
-of 3 bits go on from one word to the next.
+N are outputs, K inputs, G groups of inputs that share a scale; tensors are as the files hold them.
+Numbers stand in their words from the lowest bit on; those of 3 bits go on from one word to the
+next.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from batchradix_kernels.grouped_linear import Groups
 
 # The nibbles of a word of AWQ's gemm layout hold outputs 0, 2, 4, 6, 1, 3, 5, 7.
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -26,39 +30,68 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return numbers.flatten(-2)
 
 
-def scaled(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None = None,
-    groups: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(``values`` [N, K] - ``zeros``) · ``scales``, both [N, G] or [1, G].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """A weight [N, K]: (``values`` - ``zeros``) · ``scales``.
 
-    ``groups``: int64[K], the group of each input; None for runs of K / G, the last one shorter
+    ``values``: of any dtype; ``scales``, ``zeros`` (integers; None: none): [N, G] or [1, G];
+    ``groups``: int64[K], the group of each input, None for runs of K / G, the last one shorter
     where they are not even.
     """
-    num_inputs, num_groups = values.shape[1], scales.shape[1]
-    if groups is None and num_inputs % num_groups:
-        groups = torch.arange(num_inputs) // -(-num_inputs // num_groups)
-    weight = values.to(torch.float32)
-    if groups is None:
-        parts = weight.view(weight.shape[0], num_groups, -1)
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    groups: torch.Tensor | None = None
+
+    def widen(self) -> torch.Tensor:
+        """float32[N, K]."""
+        (num_outputs, num_inputs), num_groups = self.values.shape, self.scales.shape[1]
+        zeros, scales, groups = self.zeros, self.scales.float(), self.groups
+        if groups is None and num_inputs % num_groups:
+            groups = torch.arange(num_inputs) // -(-num_inputs // num_groups)
+        weight = self.values.to(torch.float32)
+        parts = weight
+        if groups is None:
+            parts, scales = weight.view(num_outputs, num_groups, -1), scales[..., None]
+            zeros = None if zeros is None else zeros[..., None]
+        else:
+            scales = scales[:, groups]
+            zeros = None if zeros is None else zeros[:, groups]
         if zeros is not None:
-            parts.sub_(zeros[..., None])
-        parts.mul_(scales.float()[..., None])
+            parts.sub_(zeros)
+        parts.mul_(scales)
         return weight
-    if zeros is not None:
-        weight.sub_(zeros[:, groups])
-    return weight.mul_(scales.float()[:, groups])
+
+    def as_groups(self) -> Groups | None:
+        """The same numbers for a kernel; None where it does not take such groups or scales."""
+        (num_outputs, num_inputs), num_groups = self.values.shape, self.scales.shape[1]
+        scales = self.scales.half()
+        fits = self.groups is None and num_inputs % num_groups == 0 and self.zeros is not None
+        if not fits or not torch.equal(scales.to(self.scales.dtype), self.scales):
+            return None
+        assert self.zeros is not None
+        values, zeros = self.values, self.zeros.expand(num_outputs, -1).to(torch.int16)
+        bits = 4 if int(values.max()) < 16 and int(zeros.max()) < 128 else 8
+        if bits == 8:  # signed
+            values, zeros = values ^ 128, zeros - 128
+        scales = scales.expand(num_outputs, -1).contiguous()
+        return Groups(
+            codes=values.contiguous().view(torch.int8),
+            bits=bits,
+            scales=scales,
+            minima=scales,
+            minimum_factors=zeros.to(torch.int8),
+        )
 
 
-def awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """``qweight``: int32[K, N / 8], ``qzeros``: int32[G, N / 8], ``scales``: [G, N]."""
     values, zeros = (
         unpack(words, 4).view(*words.shape, 8)[..., _AWQ_PLACES].flatten(-2)
         for words in (qweight, qzeros)
     )
-    return scaled(values.T.contiguous(), scales.T, zeros.T)
+    return Scaled(values=values.T.contiguous(), scales=scales.T, zeros=zeros.T)
 
 
 def gptq(
@@ -67,7 +100,7 @@ def gptq(
     scales: torch.Tensor,
     g_idx: torch.Tensor | None,
     zero_offset: int,
-) -> torch.Tensor:
+) -> Scaled:
     """``qweight``: int32[K · bits / 32, N], ``qzeros``: int32[G, N · bits / 32], ``scales``:
     [G, N], ``g_idx``: int64[K]; ``zero_offset``: as in `StoredWeights`."""
     bits = qzeros.shape[1] * 32 // scales.shape[1]
@@ -78,7 +111,7 @@ def gptq(
         zeros = unpack(qzeros, bits)
     else:
         zeros = unpack(qzeros, bits) + zero_offset & 2**bits - 1
-    return scaled(values, scales.T, zeros.T, g_idx)
+    return Scaled(values=values, scales=scales.T, zeros=zeros.T, groups=g_idx)
 
 
 def packed(
@@ -87,7 +120,7 @@ def packed(
     zero_points: torch.Tensor | None,
     groups: torch.Tensor | None,
     num_inputs: int,
-) -> torch.Tensor:
+) -> Scaled:
     """``weight_packed``: int32[N, ⌈K · bits / 32⌉], ``scales``: [N, G] or [1, 1], ``zero_points``:
     int8[N, G] or, packed along N, int32. What is packed is stored with half its range added."""
     num_words = weight_packed.shape[1]
@@ -100,4 +133,4 @@ def packed(
         zeros = unpack(zero_points.T, bits).T[: len(values)]
     else:
         zeros = zero_points.int() + half
-    return scaled(values.contiguous(), scales, zeros, groups)
+    return Scaled(values=values.contiguous(), scales=scales, zeros=zeros, groups=groups)

@@ -142,6 +142,24 @@ def test_a_gptq_model_is_that_of_its_numbers(lab, tmp_path, kind, bits, version,
     assert (logits(lab, folder) - theirs(twin)).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_integers_may_be_kept_with_the_numbers_that_they_stand_for(tmp_path, bits):
+    torch.manual_seed(bits)
+    parts, values = gptq_parts(torch.randn(32, 64), bits, 1, shuffled=False)
+    shuffled, _ = gptq_parts(torch.randn(32, 64), bits, 1, shuffled=True)
+    tensors = {f"a.{name}": tensor for name, tensor in parts.items()}
+    tensors |= {f"b.{name}": tensor for name, tensor in shuffled.items()}
+    save_file(tensors | {"c.weight": values}, tmp_path / "model.safetensors")
+    stored = StoredWeights(layout="gptq", zero_offset=1)
+    source = PackedSource(SafetensorsSource([tmp_path / "model.safetensors"]), stored)
+    kept = source.read_groups("a.weight")
+    assert kept is not None
+    assert kept.bits == max(4, bits)
+    assert torch.equal(kept.widen(), values)
+    assert source.read_groups("b.weight") is None  # no kernel for groups of any order
+    assert source.read_groups("c.weight") is None
+
+
 def test_zero_points_of_0_that_were_borrowed_from_come_back(tmp_path):
     """GPTQModel takes 1 off every number of a word by one subtraction."""
     zeros = torch.tensor([[0, 3, 0, 0, 15, 1, 7, 0]])
