@@ -3,8 +3,8 @@
     python benchmarks/keep.py
 
 Layers of 4096 inputs and outputs, as many as no cache holds, in bfloat16, int8 and the
-quantisations that GGUF files have, by turns; then all layers of a GGUF model. One thread, by the processor's clock, which a busy
-machine changes less; medians. Writes `results/keep.json`.
+quantisations that GGUF files have, by turns; then all layers of a GGUF model. One thread, by the
+processor's clock, which a busy machine changes less; medians. Writes `results/keep.json`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def random_bytes(kind: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(0).integers(0, 60, (SIZE, SIZE // size * num_bytes), np.uint8)
 
 
+def _all(some: Sequence[Linear], x: torch.Tensor) -> None:
+    for layer in some:
+        layer(x)
+
+
 def layers(num_layers: int, repeat: int) -> dict[str, Any]:
     made: dict[str, Sequence[Linear]] = {}
     weight = torch.randn(SIZE, SIZE) / 64
@@ -88,10 +94,7 @@ def layers(num_layers: int, repeat: int) -> dict[str, Any]:
     times = {}
     for rows in ROWS:
         x = torch.randn(rows, SIZE).bfloat16()
-        ways = {
-            name: lambda some=some, x=x: [layer(x) for layer in some] for name, some in made.items()
-        }
-        ms = by_turns(ways, repeat)
+        ms = by_turns({name: partial(_all, some, x) for name, some in made.items()}, repeat)
         times[str(rows)] = {name: round(value / num_layers, 3) for name, value in ms.items()}
         print(f"{rows} rows, ms a layer: {times[str(rows)]}", flush=True)
     bits = {name: round(8 * size / SIZE**2, 2) for name, size in num_bytes.items()}
@@ -110,9 +113,7 @@ def whole_model(name: str, repeat: int) -> dict[str, Any]:
     times = {}
     for rows in ROWS:
         ids = torch.arange(rows)
-        ways = {
-            way: lambda m=m, ids=ids: forward(m, ids, NoAttention()) for way, m in models.items()
-        }
+        ways = {way: partial(forward, model, ids, NoAttention()) for way, model in models.items()}
         times[str(rows)] = by_turns(ways, repeat)
         print(f"{rows} tokens, ms a pass: {times[str(rows)]}", flush=True)
     hidden = {way: forward(model, torch.arange(64), NoAttention()) for way, model in models.items()}

@@ -279,13 +279,20 @@ def job_identity(
         "schema_column": schema_column,
         "retries": config.retries,
         "dtype": dtype,
-        # What is kept is multiplied as it would be without, to the last bit.
-        "quantize": "off" if config.engine.quantize == "keep" else config.engine.quantize,
+        "quantize": _rounding(config, checkpoint),
         "kv_dtype": config.engine.kv_dtype,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
         "repetition_guard": config.engine.repetition_guard,
     }
+
+
+def _rounding(config: RunConfig, checkpoint: Checkpoint) -> str:
+    """What is kept is multiplied as it would be without, to the last bit; but for experts, which
+    another kernel adds up."""
+    quantize = config.engine.quantize
+    is_same = quantize == "keep" and checkpoint.config.moe is None
+    return "off" if is_same else quantize
 
 
 def names_in_words(parts: Parts) -> dict[str, str]:

@@ -18,6 +18,7 @@ from batchradix.engine.models.load import open_source
 from batchradix.engine.models.packed_source import PackedSource
 from batchradix.engine.models.safetensors_source import SafetensorsSource
 from batchradix.errors import ModelError
+from batchradix_kernels.grouped_linear import Groups, serves
 
 PROMPT = list(range(3, 30))
 ORACLE = Path(__file__).parents[2] / "oracle" / "compressed_tensors.safetensors"
@@ -118,6 +119,24 @@ def test_an_awq_model_is_that_of_its_numbers(lab, tmp_path, kind):
     folder = lab.save_model(lab.build_model(kind, **changes), tmp_path / "model")
     twin = rewrite_layers(folder, awq_parts, AWQ, keep="layers.1.self_attn.k_proj")
     assert (logits(lab, folder) - theirs(twin)).abs().max() < 1e-4
+
+
+def test_a_kept_awq_model_has_the_logits_of_the_widened_one(lab, tmp_path):
+    scales = torch.ones(16, 1).half()
+    if not serves([Groups(codes=torch.zeros(16, 32, dtype=torch.int8), bits=4, scales=scales)]):
+        pytest.skip("no C kernel for products of bfloat16 here")
+    folder = lab.save_model(lab.build_model("qwen2", **SIZES), tmp_path / "model")
+    rewrite_layers(folder, awq_parts, AWQ, keep="layers.1.self_attn.k_proj")
+    n = len(PROMPT)
+    kept, plain = (
+        lab.run(runner, PROMPT, range(n), range(n), causal=[(0, n, 0, n)], logits=range(n))
+        for runner in (
+            lab.open_runner(folder, "bfloat16", quantize="keep"),
+            lab.open_runner(folder, "bfloat16"),
+        )
+    )
+    assert kept.isfinite().all()
+    assert torch.equal(kept, plain)
 
 
 @pytest.mark.parametrize(
