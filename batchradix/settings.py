@@ -148,6 +148,11 @@ def resolve_engine(
         "`cuda_graphs` need a GPU; leave them out, or set `device` to cuda",
     )
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
+    require(
+        options.quantize != "keep" or dtype == "bfloat16",
+        f"`quantize` keep multiplies in bfloat16, not in {dtype}; leave it out, or set `dtype` to "
+        f"bfloat16 on a CPU that has it",
+    )
     token_bytes = num_kv_copies * num_kv_elements_per_token
     token_bytes *= kv_element_bytes(options.kv_dtype, dtype)
     for name in ("kv_disk_bytes", "kv_host_memory_bytes"):

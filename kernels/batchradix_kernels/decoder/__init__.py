@@ -155,7 +155,7 @@ class CpuDecoder:
         self._dtype = dtype
         self._width = num_heads * head_dim
         self._scratch: dict[str, torch.Tensor] = {}
-        self._num_rows = 0
+        self._num_rows = self._num_threads = 0
 
     def run(
         self,
@@ -191,7 +191,7 @@ class CpuDecoder:
         return x.add_(scratch["left"][: x.numel()].view(x.shape))
 
     def _make_scratch(self, num_rows: int, num_threads: int) -> dict[str, torch.Tensor]:
-        if num_rows > self._num_rows:
+        if num_rows > self._num_rows or num_threads > self._num_threads:
             self._scratch, self._num_rows = {}, 0  # where there is no memory for more, none is left
             first = self._layers[0]
             widths = {
@@ -208,6 +208,7 @@ class CpuDecoder:
             scratch["scales"] = torch.empty(num_rows)
             scratch["panels"] = self._make_panels(num_threads)
             self._scratch, self._num_rows = scratch, num_rows
+            self._num_threads = num_threads
         return self._scratch
 
     def _make_panels(self, num_threads: int) -> torch.Tensor:
