@@ -101,6 +101,7 @@ def run(
     output: str | os.PathLike[str] | None = None,
     format: str | None = None,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
+    lora: str | os.PathLike[str] | None = None,
     schema: Any = None,
     fields: str | None = None,
     regex: str | None = None,
@@ -145,8 +146,9 @@ def run(
     ``input`` is a path (Parquet, JSONL, CSV, Arrow; a folder, a glob, an address) or a table in
     memory (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a
     ``pyarrow.RecordBatchReader`` or a DuckDB relation. An OpenAI batch file, or a list of its
-    requests, is answered as its API does with ``format="openai"``. ``schema`` is a JSON Schema as
-    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    requests, is answered as its API does with ``format="openai"``. ``lora`` is the folder of an
+    adapter that is merged into the model. ``schema`` is a JSON Schema as path, text or dict, or a
+    pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),
@@ -190,6 +192,7 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
+        lora=None if lora is None else _path_text(lora, "lora"),
         schema=answer_format(
             schema=schema,
             fields=fields,
@@ -318,8 +321,9 @@ def _without_cut_value(result: Result) -> Result:
 class LLM:
     """A loaded model that answers lists of prompts and keeps their prefixes between calls.
 
-    Weights load with the first `generate`. ``engine`` says how it runs; see
-    `batchradix.config.EngineOptions`. Usable as a context manager; `close` frees the memory.
+    Weights load with the first `generate`. ``lora`` is the folder of an adapter that is merged into
+    them. ``engine`` says how it runs; see `batchradix.config.EngineOptions`. Usable as a context
+    manager; `close` frees the memory.
     Calls from several threads run one after the other. A call that was interrupted leaves
     nothing behind: the next one loads the weights again. Raises `ModelError` when the model
     cannot be had or run.
@@ -329,11 +333,13 @@ class LLM:
         self,
         model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
+        lora: str | os.PathLike[str] | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
         name = _path_text(model, "model")
         options = RunConfig(input=None, engine=engine or EngineOptions()).engine
-        self._session = pipeline.Session(open_checkpoint(name), options)
+        adapter = None if lora is None else _path_text(lora, "lora")
+        self._session = pipeline.Session(open_checkpoint(name, lora=adapter), options)
 
     @property
     def checkpoint(self) -> Checkpoint:

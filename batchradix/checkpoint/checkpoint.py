@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from batchradix.checkpoint.adapter import Adapter, open_adapter
 from batchradix.checkpoint.chat_template import compile_template
 from batchradix.checkpoint.content_hash import content_hash
 from batchradix.checkpoint.gguf_header import read_gguf_header
+from batchradix.checkpoint.gguf_kept import kept_bytes
 from batchradix.checkpoint.gguf_model import gguf_config
 from batchradix.checkpoint.gguf_tokenizer import gguf_tokenizer
 from batchradix.checkpoint.hf_config import hf_config
@@ -56,11 +60,25 @@ class Checkpoint:
     is_demonstration: bool = False
     special_texts: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    adapter: Adapter | None = None
 
     @cached_property
     def content_hash(self) -> str:
-        """Hex SHA-256 that names what the model is, wherever it lies; see `content_hash`."""
-        return content_hash(self.path, self.format, self.weight_files)
+        """Hex SHA-256 that names what the model is, with its adapter, wherever they lie; see
+        `content_hash`."""
+        base = content_hash(self.path, self.format, self.weight_files)
+        if self.adapter is None:
+            return base
+        return hashlib.sha256(f"{base} {self.adapter.content_hash}".encode()).hexdigest()
+
+    @cached_property
+    def kept_bytes(self) -> int | None:
+        """What weights take in memory as a file holds them; None for floats, FP8 and int8."""
+        if self.format == "gguf":
+            return kept_bytes(self.path)
+        if self.config.stored is None or self.config.stored.layout == "scaled":
+            return None
+        return sum(file.stat().st_size for file in self.weight_files)
 
 
 def open_checkpoint(
@@ -69,13 +87,14 @@ def open_checkpoint(
     revision: str | None = None,
     notify: Callable[[str], None] | None = None,
     local_only: bool = False,
+    lora: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
     """Opens a model by name, fetching it if need be; reads no weights and runs no code of it.
 
     ``name`` is a folder in Hugging Face's layout, a ``.gguf`` file, a listed name
     (`LISTED_MODELS`), ``owner/repo[@revision]`` or ``owner/repo:QUANTISATION`` on the Hugging
     Face hub. What exists on disk wins. ``notify`` is told in one line what is being fetched;
-    with ``local_only`` nothing is.
+    with ``local_only`` nothing is. ``lora``: the folder of an adapter to be merged into it.
 
     Raises `ModelError` when the model cannot be had, is damaged or cannot be run, and
     `TemplateError` when its chat template is malformed.
@@ -93,6 +112,7 @@ def open_checkpoint(
         revision=located.revision,
         path=located.path,
         is_demonstration=located.is_demonstration,
+        adapter=None if lora is None else open_adapter(lora),
         **parts,
     )
     if checkpoint.chat_template is not None:
@@ -158,7 +178,7 @@ def _folder_parts(folder: Path, *, weightless: bool = False) -> dict[str, Any]:
     refuse_foreign_folder(folder)
     raw = read_json(folder / "config.json")
     config = hf_config(folder / "config.json", raw)
-    weight_files = () if weightless else find_weights(folder, fp8=config.fp8_block is not None)
+    weight_files = () if weightless else find_weights(folder, quantised=config.stored is not None)
     tokenizer, names = read_tokenizer(folder, raw, config.vocab_size)
     templates = read_chat_templates(folder)
     return {

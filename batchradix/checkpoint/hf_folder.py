@@ -22,7 +22,7 @@ def refuse_foreign_folder(folder: Path) -> None:
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ModelError(
             f"{folder} is an adapter{f' for {base}' if base else ''}, not a model; "
-            f"merge it into its base model first (peft: merge_and_unload)"
+            f"give its base model, and the adapter as `lora`"
         )
     if (folder / "modules.json").is_file():
         raise ModelError(

@@ -20,7 +20,7 @@ import typer
 
 from batchradix.errors import InputError, OptionError
 
-_PATHS = frozenset({"input", "output", "errors", "metrics", "kv_store"})
+_PATHS = frozenset({"input", "output", "errors", "metrics", "kv_store", "lora"})
 # Options that are text, or the name of a file or folder when there is one of that name.
 _MAY_NAME_A_FILE = frozenset(
     {

@@ -35,6 +35,10 @@ Model = Annotated[
         help="A listed name, a folder, a .gguf file, owner/repo\\[@revision] or owner/repo:Q4_K_M.",
     ),
 ]
+Lora = Annotated[
+    str | None,
+    typer.Option("--lora", help="A folder with a LoRA adapter (PEFT) to merge into the model."),
+]
 Schema = Annotated[
     str | None,
     typer.Option("--schema", help="A JSON Schema file, JSON text, or module:PydanticModel."),

@@ -49,6 +49,7 @@ def run(
         ),
     ] = None,
     model: shared.Model = None,
+    lora: shared.Lora = None,
     schema: shared.Schema = None,
     fields: shared.Fields = None,
     regex: shared.Regex = None,
@@ -132,7 +133,9 @@ def run(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quantize: Annotated[
         str,
-        typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
+        typer.Option(
+            help="off; int8: linear layers in 8 bits, less exact; keep: weights as in a GGUF file."
+        ),
     ] = "off",
     kv_dtype: Annotated[
         str,
@@ -299,6 +302,7 @@ def run(
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
+        lora=lora,
         schema=shared.answers(
             schema,
             fields,

@@ -90,7 +90,7 @@ class Answerer:
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The model's files, config and tokenizer. Raises `ModelError`."""
-        return open_checkpoint(self._config.model)
+        return open_checkpoint(self._config.model, lora=self._config.lora)
 
     @property
     def config(self) -> RunConfig:

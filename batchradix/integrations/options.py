@@ -25,7 +25,7 @@ from batchradix.schema.answer_format import AnswerFormat, answer_format
 from batchradix.schema.tools import ToolSet
 
 _ANSWERS = tuple(inspect.signature(answer_format).parameters)
-_OF_THE_JOB = ("model", "schema_column", "retries", "keep_truncated", "sampling", "engine")
+_OF_THE_JOB = ("model", "lora", "schema_column", "retries", "keep_truncated", "sampling", "engine")
 
 
 def option_names() -> tuple[str, ...]:
@@ -52,12 +52,16 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
     model = options.get("model", DEFAULT_MODEL)
     if not isinstance(model, (str, os.PathLike)):
         raise OptionError(f"`model` must be a name or a path, not {model!r}")
+    lora = options.get("lora")
+    if lora is not None and not isinstance(lora, (str, os.PathLike)):
+        raise OptionError(f"`lora` must be the folder of an adapter, not {lora!r}")
     sampling = _given(SamplingOptions, options)
     if isinstance(stop := sampling.get("stop"), (str, list)):
         sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return RunConfig(
         input=None,
         model=os.fspath(model),
+        lora=None if lora is None else os.fspath(lora),
         schema=answer_format(**{name: options[name] for name in _ANSWERS if name in options}),
         schema_column=options.get("schema_column"),
         id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks

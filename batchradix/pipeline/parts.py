@@ -71,7 +71,9 @@ def open_parts(
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
         _check_output(config, source)
-        checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
+        checkpoint = checkpoint or open_checkpoint(
+            config.model, lora=config.lora, notify=progress.message
+        )
         checkpoint = with_chat_template(checkpoint, config.chats.chat_template)
         if tools is not None:
             schema = tools.format_for(checkpoint.name, checkpoint.chat_template)
@@ -328,7 +330,7 @@ def job_identity(
         "schema_column": schema_column,
         "retries": config.retries,
         "dtype": dtype,
-        "quantize": config.engine.quantize,
+        "quantize": _rounding(config, checkpoint),
         "kv_dtype": config.engine.kv_dtype,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
@@ -336,11 +338,20 @@ def job_identity(
     }
 
 
+def _rounding(config: RunConfig, checkpoint: Checkpoint) -> str:
+    """What is kept is multiplied as it would be without, to the last bit; but for experts, which
+    another kernel adds up."""
+    quantize = config.engine.quantize
+    is_same = quantize == "keep" and checkpoint.config.moe is None
+    return "off" if is_same else quantize
+
+
 def names_in_words(parts: Parts) -> dict[str, str]:
     """What those entries of the `fingerprint` are called that are digests."""
     checkpoint = parts.checkpoint
     revision = f" at revision {checkpoint.revision[:12]}" if checkpoint.revision else ""
-    return {"model": f"{checkpoint.name}{revision}"}
+    adapter = "" if checkpoint.adapter is None else f" with the adapter {checkpoint.adapter.path}"
+    return {"model": f"{checkpoint.name}{revision}{adapter}"}
 
 
 def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
@@ -348,6 +359,7 @@ def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
     checkpoint = parts.checkpoint
     facts = {**identity, "model": checkpoint.name, "model_hash": identity["model"]}
     facts["revision"] = checkpoint.revision
+    facts["lora"] = None if checkpoint.adapter is None else str(checkpoint.adapter.path)
     if isinstance(parts.row_formats, RequestFormats):
         facts["tool_style"] = parts.row_formats.style.name
     facts["input"] = parts.source.name
