@@ -8,11 +8,8 @@ is made or its columns are checked; what befalls a single row is that row's `Row
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,8 +17,10 @@ import numpy as np
 
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
-from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.errors import OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.prompts import cautions
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.columns import check_input_columns, check_places
 from batchradix.prompts.field_list import FieldList, find_list
 from batchradix.prompts.fields import ListFields, TemplateFields
 from batchradix.prompts.form import Form, Part, form_of
@@ -31,7 +30,7 @@ from batchradix.prompts.messages import read_conversation
 from batchradix.prompts.passages import PassageOrders
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
-from batchradix.prompts.template import SCHEMA_PLACE, Place, Template, parse_place, parse_template
+from batchradix.prompts.template import Place, Template, parse_place, parse_template
 from batchradix.prompts.tokenise import encode_prompts
 from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
@@ -39,7 +38,6 @@ from batchradix.types import I8, Row, TokenTable
 
 _INPUT_COLUMNS = ("messages", "prompt", "tools")
 _CONTINUES = "continue_final_message"  # of requests, which all have it
-_LISTED_COLUMNS = 30  # names that a message lists at most
 _PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
 
 
@@ -125,11 +123,15 @@ class PromptBuilder:
         self._template = self._parse(columns)
         self.__dict__.pop("_form", None)
         if self._template is None:
-            self._check_input_columns(columns)
+            self._has_chats = "messages" in columns
+            check_input_columns(
+                columns,
+                no_chat=None if self._chat is not None else self._no_chat,
+                has_system=self._system is not None,
+            )
             return
-        for place in self._template.places:
-            if place.column not in columns:
-                raise TemplateError(self._unknown(place, columns))
+        has_template = self._options.template is not None
+        check_places(self._template.places, columns, has_template=has_template)
 
     @property
     def shows_schema(self) -> bool:
@@ -147,6 +149,22 @@ class PromptBuilder:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and probably not meant, a sentence each."""
         return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        template, options = self._template, self._options
+        if self._chat is not None and self._chat.writes_date:
+            yield cautions.DATE_WRITTEN
+        if self._has_tools:
+            is_told = self._tools is not None and self._chat is not None and self._has_chats
+            if not (is_told or self.shows_schema):
+                yield cautions.TOOLS_UNTOLD
+        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
+            yield cautions.REQUEST_TOOLS_UNTOLD
+        elif template is None and self._schema_text is not None:
+            yield cautions.SCHEMA_UNTOLD
+        if template is not None and options.template is not None:
+            schema_text = None if self._has_tools else self._schema_text
+            yield from cautions.template_cautions(options, template, schema_text)
 
     # -- rows -----------------------------------------------------------------------------
 
@@ -447,86 +465,6 @@ class PromptBuilder:
         if probe not in text:
             raise TemplateError(f"the model's chat template leaves {what} out; {remedy}")
 
-    def _check_input_columns(self, columns: Sequence[str]) -> None:
-        self._has_chats = "messages" in columns
-        if "messages" not in columns and "prompt" not in columns:
-            raise InputError(
-                f"the input has neither a 'prompt' nor a 'messages' column; its columns are "
-                f"{_listing(columns)}; rename one, or say with --template or --instruction how a "
-                f"row becomes a prompt"
-            )
-        if "messages" in columns and self._chat is None:
-            raise TemplateError(
-                f"the input has a 'messages' column, and {self._no_chat}; use an instruct model, "
-                f"or --template with places such as {{{{ column }}}}"
-            )
-        if "messages" not in columns and self._system is not None:
-            raise OptionError(
-                "a system message needs a chat, and the input has raw prompts; use "
-                "--template '{{ prompt }}' --chat"
-            )
-
-    def _unknown(self, place: Place, columns: Sequence[str]) -> str:
-        who = "the template" if self._options.template is not None else "--column"
-        if place.column == SCHEMA_PLACE and self._options.template is not None:
-            return (
-                f"the template has {{{{ schema }}}} and the job has no schema (and no column of "
-                f"that name); give one with --schema; the columns are {_listing(columns)}"
-            )
-        near = get_close_matches(place.column, list(columns), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return (
-            f"{who} names column {place.column!r}, which no row has; the columns are "
-            f"{_listing(columns)}{hint}"
-        )
-
-    # -- warnings -------------------------------------------------------------------------
-
-    def _warnings(self) -> Iterator[str]:
-        template, options = self._template, self._options
-        if self._chat is not None and self._chat.writes_date:
-            yield (
-                "the model's chat template writes today's date into every prompt, so the same job "
-                "run on another day has other prompts"
-            )
-        if self._has_tools:
-            is_told = self._tools is not None and self._chat is not None and self._has_chats
-            if not (is_told or self.shows_schema):
-                yield (
-                    "the model is not told of the tools: the prompts are raw, or its chat template "
-                    "has no place for them; name them in the prompts, or add {{ schema }} to a "
-                    "--template"
-                )
-        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
-            yield (
-                "requests have tools, and the model's chat template has no place for them: answers "
-                "are held to them, but the model is not told what they are"
-            )
-        elif template is None and self._schema_text is not None:
-            yield (
-                "the prompts come from the input as they are, without the schema: it only limits "
-                "what the model can write, so say in them what its parts mean"
-            )
-        if template is None or options.template is None:
-            return
-        if not template.places:
-            yield ("the template has no place such as {{ column }}: every row gets the same prompt")
-        if "{%" in options.template:
-            yield (
-                "the template holds '{%', which stays as it is: templates have only places such "
-                "as {{ column }}, no statements"
-            )
-        for stray in dict.fromkeys(template.stray):
-            yield f"{stray} in the template names no column and stays as it is"
-        names = [] if self._has_tools else _property_names(self._schema_text)
-        shown = f"{template.literal}\n{options.system or ''}"
-        if names and not template.has_schema and not any(_mentions(shown, n) for n in names):
-            yield (
-                f"the template names no field of the schema ({_listing(names)}): the schema only "
-                f"limits what the model can write, so say in the template what the fields mean, or "
-                f"add {{{{ schema }}}}"
-            )
-
 
 def _special_texts(checkpoint: Checkpoint) -> dict[str, str]:
     """The named special tokens as templates know them; what a model has not stays undefined."""
@@ -555,35 +493,3 @@ def _cleaned(parts: Sequence[Part]) -> tuple[Sequence[Part], bool]:
 def _trimmings(text: str) -> tuple[str, ...]:
     """What a form of `ChatTemplate.form` is filled with."""
     return text, text.lstrip(), text.rstrip(), text.strip()
-
-
-def _listing(names: Sequence[str]) -> str:
-    shown = ", ".join(clean_text(str(name)) for name in names[:_LISTED_COLUMNS])
-    more = len(names) - _LISTED_COLUMNS
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _property_names(schema_text: str | None) -> list[str]:
-    """Names of every property that a JSON Schema describes, outermost first."""
-    try:
-        schema = json.loads(schema_text or "null")
-    except ValueError:
-        return []
-    names: dict[str, None] = {}
-    waiting: list[Any] = [schema]
-    while waiting:
-        node = waiting.pop(0)
-        if isinstance(node, dict):
-            properties = node.get("properties")
-            if isinstance(properties, dict):
-                names.update(dict.fromkeys(properties))
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
-    return list(names)
-
-
-def _mentions(text: str, name: str) -> bool:
-    """Whether ``text`` has ``name`` as a word, ``_`` and spaces alike, whatever the case."""
-    words = r"[\s_\-]+".join(map(re.escape, re.split(r"[\s_\-]+", name)))
-    return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
