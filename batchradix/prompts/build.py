@@ -23,15 +23,16 @@ from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
 from batchradix.prompts.columns import check_input_columns, check_places
 from batchradix.prompts.field_list import FieldList, find_list
 from batchradix.prompts.fields import ListFields, TemplateFields
-from batchradix.prompts.form import Form, Part, form_of
+from batchradix.prompts.form import Form, Texts, form_of, sections_of, trimmings
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
 from batchradix.prompts.messages import read_conversation
 from batchradix.prompts.passages import PassageOrders
+from batchradix.prompts.repeated import TextEncoder
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
 from batchradix.prompts.template import Place, Template, parse_place, parse_template
-from batchradix.prompts.tokenise import encode_prompts
+from batchradix.prompts.tokenise import Part, encode_prompts
 from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import I8, Row, TokenTable
@@ -39,6 +40,16 @@ from batchradix.types import I8, Row, TokenTable
 _INPUT_COLUMNS = ("messages", "prompt", "tools")
 _CONTINUES = "continue_final_message"  # of requests, which all have it
 _PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A template, what its prompts share where they share anything, and the sections of a chat
+    message's text, by the numbers of the template's parts."""
+
+    template: Template | None
+    form: Form | None
+    sections: list[Texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ class PromptBuilder:
         self._options = options
         self._are_requests = are_requests
         self._tokenizer = checkpoint.tokenizer
+        self._encoder = TextEncoder(checkpoint.tokenizer)
         self._schema_text = None if schema_text is None else clean_text(schema_text)
         self._schema_line = schema_line
         self._system = None if options.system is None else clean_text(options.system)
@@ -91,7 +103,7 @@ class PromptBuilder:
         self._list: FieldList | None = None
         self._orders: I8 | None = None
         self._passages: PassageOrders | None = None
-        self._shapes: dict[bytes, tuple[Template, Form | None]] = {}
+        self._shapes: dict[bytes, _Shape] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
         self._check_options()
@@ -121,7 +133,7 @@ class PromptBuilder:
             return
         self._columns = tuple(columns)
         self._template = self._parse(columns)
-        self.__dict__.pop("_form", None)
+        self.__dict__.pop("_common", None)
         if self._template is None:
             self._has_chats = "messages" in columns
             check_input_columns(
@@ -183,7 +195,7 @@ class PromptBuilder:
                 except RowProblem as problem:
                     errors[position] = problem.at(row)
             prompts.append(parts)
-        tokens = encode_prompts(self._tokenizer, prompts)
+        tokens = self._encoder.encode(prompts)
         for position in np.flatnonzero(tokens.lengths == 0).tolist():
             if rows[position].error is None and position not in errors:
                 errors[position] = _empty(rows[position])
@@ -246,7 +258,7 @@ class PromptBuilder:
         return row if self._passages is None else self._passages.arranged(row)
 
     def _spans(self, row: Row) -> list[Span]:
-        template = self._shape(row)[0]
+        template = self._shape(row).template
         if template is None:
             return self._input_spans(row)
         pieces = template.pieces(row.values)
@@ -260,38 +272,46 @@ class PromptBuilder:
 
     def _parts(self, row: Row) -> Sequence[Part]:
         """As `_spans`, with what is known encoded already, where the row fits the job's form."""
-        (template, form), values = self._shape(row), row.values
+        shape, values = self._shape(row), row.values
+        form, template = shape.form, shape.template
         if form is None:
             return self._spans(row)
         if template is None:
             prompt = values.get("prompt")
             if not isinstance(prompt, str) or values.get("messages") is not None or self._system:
                 return self._spans(row)
-            return form.fill((prompt,))
+            return form.fill(((prompt,),))
         texts = template.texts(values)
         if self._chat is None:
-            return form.fill(texts)
+            return form.fill([(text,) for text in texts])
         if all(map(self._chat.is_harmless, texts)):
-            return form.fill(_trimmings("".join(texts)))
+            return form.fill(trimmings(shape.sections, texts))
         return self._spans(row)
 
-    def _shape(self, row: Row) -> tuple[Template | None, Form | None]:
+    def _shape(self, row: Row) -> _Shape:
         """The template of a row's prompt, and its form."""
         if self._orders is None or self._list is None or row.index >= len(self._orders):
-            return self._template, self._form
+            return self._common
         order = self._orders[row.index]
         shape = self._shapes.get(order.tobytes())
         if shape is None:
             template = self._list.ordered(order.tolist())
-            shape = self._shapes[order.tobytes()] = template, self._form_of(template)
+            shape = self._shapes[order.tobytes()] = self._shape_of(template)
         return shape
 
     @cached_property
-    def _form(self) -> Form | None:
-        """What all prompts of the job share, None where each has to be made by itself."""
-        return self._form_of(self._template)
+    def _common(self) -> _Shape:
+        """What all prompts of the job share."""
+        return self._shape_of(self._template)
+
+    def _shape_of(self, template: Template | None) -> _Shape:
+        parts = () if template is None else template.parts
+        texts = [i if isinstance(part, Place) else _constant(part) for i, part in enumerate(parts)]
+        sections = sections_of(texts, self._tokenizer.borders)
+        return _Shape(template, self._form_of(template), sections)
 
     def _form_of(self, template: Template | None) -> Form | None:
+        """None where each prompt has to be made by itself."""
         if template is None or self._chat is None:
             parts = [None] if template is None else template.parts
             literals = [part for part in parts if isinstance(part, str)]
@@ -300,7 +320,7 @@ class PromptBuilder:
             order = [i for i, part in enumerate(parts) if not isinstance(part, str)]
             return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
         chat, first = self._chat, template.parts[0]
-        begins = "" if isinstance(first, Place) else first if isinstance(first, str) else first.text
+        begins = "" if isinstance(first, Place) else _constant(first)
         own = partial(self._conversation, chat)
         form = chat.form(own, begins, self._tokenizer)
         if form is None:
@@ -308,7 +328,7 @@ class PromptBuilder:
         for probe in _PROBES:  # a template has to treat these alike, or each row is its own case
             text = begins + probe
             alone = chat.spans(own(text))
-            both = encode_prompts(self._tokenizer, [form.fill(_trimmings(text)), alone])
+            both = encode_prompts(self._tokenizer, [form.fill(trimmings([(0,)], [text])), alone])
             if not chat.is_harmless(text) or not np.array_equal(both[0], both[1]):
                 return None
         return form
@@ -490,6 +510,5 @@ def _cleaned(parts: Sequence[Part]) -> tuple[Sequence[Part], bool]:
     ], True
 
 
-def _trimmings(text: str) -> tuple[str, ...]:
-    """What a form of `ChatTemplate.form` is filled with."""
-    return text, text.lstrip(), text.rstrip(), text.strip()
+def _constant(part: str | Piece) -> str:
+    return part if isinstance(part, str) else part.text
