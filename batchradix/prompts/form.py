@@ -9,7 +9,7 @@ is encoded with one of the row's texts depends on no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 
 from batchradix.checkpoint.borders import Borders
@@ -22,40 +22,53 @@ from batchradix.types import U32
 
 Texts = tuple[str | int, ...]
 """What stands side by side: texts, and the numbers of fills."""
+_Run = tuple[tuple[str, Spot], ...]
+_UNWATCHED = Spot()
+_UNWATCHED.looks_up = False
+_SAMPLED = 8  # one of so many rows says whether a place begins to repeat that did not
 _LONG_CHARS = 32  # of a constant text that is worth to be encoded by itself
 
 
-@dataclass(frozen=True, slots=True)
 class Blank:
     """A stretch of text with data in it, in the sections that borders make of it; one without data
-    is token ids. The spots are those of its sections, as far as rows had them."""
+    is token ids."""
 
-    sections: tuple[Texts | U32, ...]
-    stretch: Stretch
-    spots: list[Spot] = field(default_factory=list)
+    def __init__(self, sections: Sequence[Texts | U32], stretch: Stretch) -> None:
+        self._sections = tuple(sections)
+        self._merged = tuple(_merged(sections))
+        self._stretch = stretch
+        self._spots: list[Spot] = []  # of sections, as far as rows had them
+        self._is_cold = False
+        self._num_filled = 0
 
     def filled(self, fills: Sequence[Sequence[str]], matcher: AddedTokenMatcher) -> Iterator[Part]:
         """The stretch with the fills in it; those of their texts that repeat each by itself."""
-        runs = list(self._runs(fills))
+        if self._num_filled % _SAMPLED == 0:
+            self._is_cold = not any(spot.looks_up for spot in self._spots)
+        runs: list[_Run | U32]
+        if self._is_cold and self._num_filled % _SAMPLED:
+            runs = [
+                ((_whole(section, fills), _UNWATCHED),) if isinstance(section, tuple) else section
+                for section in self._merged
+            ]
+        else:
+            runs = list(self._runs(fills))
+        self._num_filled += 1
         for number, run in enumerate(runs):
             if isinstance(run, tuple):
                 text = "".join([text for text, _ in run])
-                if len(runs) == 1:
-                    text = self.stretch.trimmed(text)
-                elif number == 0:
-                    text = self.stretch.trimmed(text, end=False)
-                elif number == len(runs) - 1:
-                    text = self.stretch.trimmed(text, start=False)
-                at_start = self.stretch.at_start and number == 0
+                is_last = number == len(runs) - 1
+                text = self._stretch.trimmed(text, start=number == 0, end=is_last)
+                at_start = self._stretch.at_start and number == 0
                 yield from matcher.text_spans(text, at_start, number > 0, run)
             else:
                 yield run
 
-    def _runs(self, fills: Sequence[Sequence[str]]) -> Iterator[tuple[tuple[str, Spot], ...] | U32]:
+    def _runs(self, fills: Sequence[Sequence[str]]) -> Iterator[_Run | U32]:
         """Sections with their spots; those side by side that are not looked up are one run."""
         cold: list[tuple[str, Spot]] = []
         number = 0
-        for section in self.sections:
+        for section in self._sections:
             if not isinstance(section, tuple):
                 if cold:
                     yield tuple(cold)
@@ -63,9 +76,9 @@ class Blank:
                 yield section
                 continue
             for text in _joined(section, fills):
-                if number == len(self.spots):
-                    self.spots.append(Spot())
-                spot = self.spots[number]
+                if number == len(self._spots):
+                    self._spots.append(Spot())
+                spot = self._spots[number]
                 number += 1
                 if not spot.looks_up:
                     cold.append((text, spot))
@@ -76,6 +89,19 @@ class Blank:
                 yield ((text, spot),)
         if cold:
             yield tuple(cold)
+
+
+def _merged(sections: Iterable[Texts | U32]) -> Iterator[Texts | U32]:
+    """Sections without the borders between two that are texts."""
+    for is_text, run in groupby(sections, key=lambda section: isinstance(section, tuple)):
+        if is_text:
+            yield tuple(text for section in run if isinstance(section, tuple) for text in section)
+        else:
+            yield from run
+
+
+def _whole(section: Texts, fills: Sequence[Sequence[str]]) -> str:
+    return "".join([text if isinstance(text, str) else "".join(fills[text]) for text in section])
 
 
 def _joined(section: Texts, fills: Sequence[Sequence[str]]) -> list[str]:
@@ -205,7 +231,7 @@ def _blank(
         text = stretch.trimmed(text, start=number == 0, end=number == len(listed) - 1)
         at_start = stretch.at_start and number == 0
         sections.append(_ids(matcher.text_spans(text, at_start, number > 0), tokenizer))
-    return Blank(tuple(sections), stretch)
+    return Blank(sections, stretch)
 
 
 def _encoded(parts: Sequence[Blank | Span], tokenizer: Tokenizer) -> list[Blank | U32]:
