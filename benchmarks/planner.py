@@ -1,4 +1,4 @@
-"""Measures the planner: order, shards, and the order of fields, beside plain ways to do the same.
+"""Measures the planner: tokens, order, shards, and the order of fields, beside plain ways to do it.
 
     python benchmarks/planner.py
 
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from large_plan import measure_large
+from tokenising import measure_tokenising
 
 from batchradix import pipeline
 from batchradix.config import PromptOptions, RunConfig
@@ -73,11 +75,26 @@ def plain_plan(rows: list[tuple[int, ...]]) -> list[int]:
     return shared
 
 
+def object_trie(rows: list[tuple[int, ...]]) -> int:
+    """Nodes of a trie of dictionaries, one for each token that rows do not share."""
+    root: dict[int, Any] = {}
+    count = 0
+    for row in rows:
+        node = root
+        for token in row:
+            if token not in node:
+                node[token] = {}
+                count += 1
+            node = node[token]
+    return count
+
+
 def measure_order(num_rows: int) -> dict[str, Any]:
-    table = documents(num_rows, 150)
+    table = documents(num_rows, 548)
     rows = [tuple(table[row].tolist()) for row in range(num_rows)]
     plan = make_plan(table)
     assert plan.lcp.tolist() == plain_plan(rows)
+    assert table.num_tokens - plan.lcp.sum(dtype=np.int64) == object_trie(rows)
     answers = np.full(num_rows, 64, dtype=np.int32)
     split = split_plan(plan, table.lengths, answers, 64)
     return {
@@ -86,6 +103,7 @@ def measure_order(num_rows: int) -> dict[str, Any]:
         "plan_s": best_s(lambda: make_plan(table)),
         "tree_s": best_s(lambda: build_tree(plan, table.lengths)),
         "python_sort_s": best_s(lambda: plain_plan(rows)),
+        "object_trie_s": best_s(lambda: object_trie(rows)),
         "split_in_64_s": best_s(lambda: split_plan(plan, table.lengths, answers, 64)),
         "most_over_mean_cost": float(split.costs.max() / split.costs.mean()),
         "duplicated_share": float(
@@ -170,14 +188,19 @@ def measure_passages(num_rows: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--many-rows", type=int, default=1_000_000)
+    parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     result = {
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "tokenising": measure_tokenising(options.model, options.prompts),
         "order": measure_order(options.rows),
+        "large": measure_large(options.many_rows),
         "reordering": measure_reordering(30_000),
         "passages": measure_passages(100_000),
         "tables": [measure_table(name, options.model) for name in TABLES],

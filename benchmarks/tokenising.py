@@ -1,8 +1,8 @@
 """Measures how long prompts take to become token ids, beside encoding each prompt whole.
 
 The plain way gives batches of prompts to the `tokenizers` library, each whole but for special
-tokens, and puts the ids into one array. Rendering prompts is left out of its time and is in ours. Both have
-the same threads and are run in turns.
+tokens, and puts the ids into one array. Rendering prompts is left out of its time and is in ours.
+Both have the same threads and are run in turns.
 """
 
 from __future__ import annotations
