@@ -8,9 +8,9 @@ is made or its columns are checked; what befalls a single row is that row's `Row
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from batchradix.config import PromptOptions
 from batchradix.errors import OptionError, RowError, RowErrorCode, TemplateError
 from batchradix.prompts import cautions
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.chat_forms import ChatForms, chat_form
 from batchradix.prompts.columns import check_input_columns, check_places
 from batchradix.prompts.field_list import FieldList, find_list
 from batchradix.prompts.fields import ListFields, TemplateFields
@@ -39,7 +40,6 @@ from batchradix.types import I8, Row, TokenTable
 
 _INPUT_COLUMNS = ("messages", "prompt", "tools")
 _CONTINUES = "continue_final_message"  # of requests, which all have it
-_PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class PromptBuilder:
         self._shapes: dict[bytes, _Shape] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
+        self._chats = None if self._chat is None else ChatForms(self._chat, self._tokenizer)
         self._check_options()
         self._check_chat()
         self._columns: tuple[str, ...] = ()
@@ -279,7 +280,7 @@ class PromptBuilder:
         if template is None:
             prompt = values.get("prompt")
             if not isinstance(prompt, str) or values.get("messages") is not None or self._system:
-                return self._spans(row)
+                return self._input_parts(row)
             return form.fill(((prompt,),))
         texts = template.texts(values)
         if self._chat is None:
@@ -321,44 +322,50 @@ class PromptBuilder:
             return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
         chat, first = self._chat, template.parts[0]
         begins = "" if isinstance(first, Place) else _constant(first)
-        own = partial(self._conversation, chat)
-        form = chat.form(own, begins, self._tokenizer)
-        if form is None:
+        return chat_form(
+            chat, self._tokenizer, lambda texts: self._conversation(chat, texts[0]), [begins]
+        )
+
+    def _own_conversation(self, values: Mapping[str, Any]) -> Conversation | None:
+        """The chat that a row brings, None where it brings none."""
+        if values.get("messages") is None:
             return None
-        for probe in _PROBES:  # a template has to treat these alike, or each row is its own case
-            text = begins + probe
-            alone = chat.spans(own(text))
-            both = encode_prompts(self._tokenizer, [form.fill(trimmings([(0,)], [text])), alone])
-            if not chat.is_harmless(text) or not np.array_equal(both[0], both[1]):
-                return None
-        return form
+        if self._chat is None:
+            raise RowProblem(
+                RowErrorCode.TEMPLATE_FAILED,
+                f"the row has 'messages', and {self._no_chat}",
+            )
+        tools = values.get("tools")
+        if self._has_tools and tools:
+            raise RowProblem(
+                RowErrorCode.BAD_VALUE,
+                "the row has 'tools' of its own, and the run's tools are those that answers "
+                "may call; leave the column or --tools out",
+            )
+        if self._are_requests and not self._chat.reads("tools"):
+            tools = None  # a warning says so
+        chat = read_conversation(
+            values["messages"],
+            tools,
+            self._chat,
+            self._system,
+            may_continue=not self._are_requests or bool(values[_CONTINUES]),
+        )
+        return replace(chat, tools=self._tools or chat.tools)
+
+    def _input_parts(self, row: Row) -> Sequence[Part]:
+        """As `_input_spans`, by the form of the row's conversation where it has one."""
+        chat = self._own_conversation(row.values)
+        if chat is None or self._chat is None or self._chats is None:
+            return self._spans(row)
+        return self._chats.parts(chat) or self._chat.spans(chat)
 
     def _input_spans(self, row: Row) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
         values = row.values
-        if values.get("messages") is not None:
-            if self._chat is None:
-                raise RowProblem(
-                    RowErrorCode.TEMPLATE_FAILED,
-                    f"the row has 'messages', and {self._no_chat}",
-                )
-            tools = values.get("tools")
-            if self._has_tools and tools:
-                raise RowProblem(
-                    RowErrorCode.BAD_VALUE,
-                    "the row has 'tools' of its own, and the run's tools are those that answers "
-                    "may call; leave the column or --tools out",
-                )
-            if self._are_requests and not self._chat.reads("tools"):
-                tools = None  # a warning says so
-            chat = read_conversation(
-                values["messages"],
-                tools,
-                self._chat,
-                self._system,
-                may_continue=not self._are_requests or bool(values[_CONTINUES]),
-            )
-            return self._chat.spans(replace(chat, tools=self._tools or chat.tools))
+        chat = self._own_conversation(values)
+        if chat is not None and self._chat is not None:
+            return self._chat.spans(chat)
         if values.get("prompt") is None:
             code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
             if "prompt" in values or "messages" in values:

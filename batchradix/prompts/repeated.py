@@ -8,6 +8,7 @@ their ids, up to a limit of memory. In each place of the prompts this goes on on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class TextEncoder:
             ends.append(len(chunks))
         encoded = self._encode(list(new))
         for key in to_keep:
-            self._kept.put(key, encoded[new[key]])
+            self._kept.put(key, encoded[new[key]].copy())
         return joined([encoded[c] if isinstance(c, int) else c for c in chunks], ends)
 
     def _spot(self, number: int) -> Spot:
@@ -109,12 +110,16 @@ class TextEncoder:
             spot.note(len(start) if repeats else 0, 0 if repeats else pieces)
 
     def _encode(self, keys: Sequence[_Key]) -> list[U32]:
+        """The ids of texts, in one array for all."""
         inner = [key for key in keys if key[2]]
         outer = [key for key in keys if not key[2]]
         texts = [text for text, _, _ in outer]
         found = iter(self._tokenizer.encode_plain(texts, [start for _, start, _ in outer]))
         found_inner = iter(self._tokenizer.encode_inner([text for text, _, _ in inner]))
-        return [np.array(next(found_inner if key[2] else found), np.uint32) for key in keys]
+        encoded = [next(found_inner if key[2] else found) for key in keys]
+        ends = [0, *accumulate(map(len, encoded))]
+        values = np.fromiter(chain.from_iterable(encoded), np.uint32, ends[-1])
+        return [values[begin:end] for begin, end in pairwise(ends)]
 
 
 def _pieces(text: str, borders: Borders) -> Iterator[str]:
