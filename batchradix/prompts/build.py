@@ -20,6 +20,7 @@ from batchradix.config import PromptOptions
 from batchradix.errors import OptionError, RowError, RowErrorCode, TemplateError
 from batchradix.prompts import cautions
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.chat_check import try_chat
 from batchradix.prompts.chat_forms import ChatForms, chat_form
 from batchradix.prompts.columns import check_input_columns, check_places
 from batchradix.prompts.field_list import FieldList, find_list
@@ -468,29 +469,10 @@ class PromptBuilder:
         probe = "probe"
         if self._template is not None:
             chat = user_conversation(probe, self._chat, None)
-            self._try(self._chat, replace(chat, tools=self._tools), probe)
+            try_chat(self._chat, replace(chat, tools=self._tools), probe)
         if self._system is not None:
             chat = user_conversation("?", self._chat, probe)
-            self._try(self._chat, chat, probe, what="a system message")
-
-    @staticmethod
-    def _try(
-        chat: ChatTemplate, conversation: Conversation, probe: str, what: str = "a user message"
-    ) -> None:
-        remedy = (
-            "put its text into the instruction, template or user messages instead"
-            if "system" in what
-            else "use another model, or a raw --template"
-        )
-        try:
-            text = "".join(span.text for span in chat.spans(conversation))
-        except RowProblem as problem:
-            reason = str(problem.__cause__ or problem.sentence)
-            raise TemplateError(
-                f"the model's chat template rejects {what} ({reason}); {remedy}"
-            ) from problem
-        if probe not in text:
-            raise TemplateError(f"the model's chat template leaves {what} out; {remedy}")
+            try_chat(self._chat, chat, probe, what="a system message")
 
 
 def _special_texts(checkpoint: Checkpoint) -> dict[str, str]:
