@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from batchradix.chat_options import ChatOptions
 from batchradix.errors import OptionError
+from batchradix.trial import TrialOptions
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_TOKENS = 1024
@@ -470,16 +472,20 @@ class RunConfig:
     limit: int | None = None
     shard: Shard | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)
+    chats: ChatOptions = field(default_factory=ChatOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
+    trial: TrialOptions = field(default_factory=TrialOptions)
 
     def __post_init__(self) -> None:
         for name, kind in (
             ("prompt", PromptOptions),
+            ("chats", ChatOptions),
             ("sampling", SamplingOptions),
             ("engine", EngineOptions),
             ("output", OutputOptions),
+            ("trial", TrialOptions),
         ):
             value = getattr(self, name)
             require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
@@ -504,4 +510,8 @@ class RunConfig:
         require(
             self.shard is None or self.output.path is not None,
             "`shard` runs a part of a job for others to join with; give an output file",
+        )
+        require(
+            self.shard is None or self.trial.sample is None,
+            "`shard` and `sample` exclude each other: a sample is taken of the whole job",
         )

@@ -15,6 +15,7 @@ from batchradix._version import VERSION
 from batchradix.cli import (
     bench_attention,
     check,
+    diff,
     history,
     merge,
     models,
@@ -22,6 +23,7 @@ from batchradix.cli import (
     preview,
     report,
     run,
+    show,
 )
 from batchradix.cli.options import flag
 from batchradix.errors import BatchradixError
@@ -70,6 +72,8 @@ app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("preview")(preview.preview)
 app.add_typer(models.models, name="models")
+app.command("show")(show.show)
+app.command("diff")(diff.diff)
 app.command("bench-attention")(bench_attention.bench_attention)
 app.command("history")(history.history)
 app.command("report")(report.report)

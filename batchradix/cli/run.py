@@ -24,6 +24,7 @@ from batchradix.config import (
 )
 from batchradix.errors import BatchradixError, OptionError
 from batchradix.report.progress import Progress, choose_progress
+from batchradix.trial import TrialOptions
 
 if TYPE_CHECKING:
     from batchradix.report.summary import Summary
@@ -66,6 +67,10 @@ def run(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -80,6 +85,20 @@ def run(
         typer.Option("--keep", help="Input columns to carry over: a,b,c or all."),
     ] = None,
     limit: shared.Limit = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(help="Run N rows chosen over the whole input, and estimate the whole job."),
+    ] = None,
+    sample_seed: Annotated[
+        int | None, typer.Option(help="Chooses the sample; --seed, or 0, if not given.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="What an hour costs here, for a sample's estimate.")
+    ] = None,
+    gold: Annotated[
+        str | None,
+        typer.Option(help="The input column of right answers, to count what is right by field."),
+    ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(help="Most tokens of an answer; the rest of the context up to 1024."),
@@ -300,6 +319,7 @@ def run(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -354,6 +374,9 @@ def run(
             abort_after_failures=abort_after_failures,
             trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
+        ),
+        trial=TrialOptions(
+            sample=sample, sample_seed=sample_seed, price_per_hour=price_per_hour, gold=gold
         ),
     )
     if log_format not in ("text", "json"):

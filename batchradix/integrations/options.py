@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from batchradix.chat_options import ChatOptions
 from batchradix.config import (
     DEFAULT_MODEL,
     EngineOptions,
@@ -30,7 +31,7 @@ _OF_THE_JOB = ("model", "schema_column", "retries", "keep_truncated", "sampling"
 def option_names() -> tuple[str, ...]:
     """The keywords of a job: the arguments of `batchradix.run` that say what is asked of each row,
     and the fields of its ``sampling`` and ``engine`` by their own names."""
-    groups = (PromptOptions, SamplingOptions, EngineOptions)
+    groups = (PromptOptions, ChatOptions, SamplingOptions, EngineOptions)
     return (*_OF_THE_JOB, *_ANSWERS, *(field.name for group in groups for field in fields(group)))
 
 
@@ -62,6 +63,7 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
         id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks
         retries=options.get("retries", 0),
         prompt=PromptOptions(**_given(PromptOptions, options)),
+        chats=ChatOptions(**_given(ChatOptions, options)),
         sampling=replace(options.get("sampling") or SamplingOptions(), **sampling),
         engine=replace(options.get("engine") or EngineOptions(), **_given(EngineOptions, options)),
         output=OutputOptions(keep_truncated=options.get("keep_truncated", False)),

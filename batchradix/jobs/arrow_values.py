@@ -119,6 +119,60 @@ def _value_at(array: pa.Array, row: int) -> Any:
         return Unreadable(f"its {array.type} has no Python value ({error})")
 
 
+def with_valid_text(array: pa.Array) -> pa.Array:
+    """A plain array with U+FFFD in the place of what is not UTF-8 in its text, at any depth.
+
+    Parquet files may hold such text, and every format but Arrow's own would refuse to write it.
+    Raises `pyarrow.ArrowException` for other damage.
+    """
+    if not _holds(array.type, _is_text):
+        return array
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = _text_as_bytes(array)
+        raw.validate(full=True)
+        return pa.array([_decoded(v, array.type) for v in raw.to_pylist()], array.type)
+    return array
+
+
+def check_array(array: pa.Array) -> None:
+    """Raises `pyarrow.ArrowInvalid` where offsets or lengths are broken, so that nothing reads
+    beyond its memory. Text that is not UTF-8 passes in plain arrays: it is its row's own error."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        if array.type != plain_type(array.type):
+            raise
+        _text_as_bytes(array).validate(full=True)
+
+
+def _text_as_bytes(array: pa.Array) -> pa.Array:
+    return array.cast(_with_leaves(array.type, _is_text, _bytes_like))
+
+
+def _bytes_like(type_: pa.DataType) -> pa.DataType:
+    return pa.binary() if pa.types.is_string(type_) else pa.large_binary()
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _decoded(value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if _is_text(type_):
+        return value.decode(errors="replace")
+    if pa.types.is_struct(type_):
+        return {f.name: _decoded(value[f.name], f.type) for f in type_.fields}
+    if pa.types.is_map(type_):
+        return [(_decoded(k, type_.key_type), _decoded(v, type_.item_type)) for k, v in value]
+    if isinstance(value, list):
+        return [_decoded(v, type_.value_type) for v in value]
+    return value
+
+
 def _without_float32(array: pa.Array) -> pa.Array:
     if not _holds(array.type, _is_float32):
         return array

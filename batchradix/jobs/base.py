@@ -46,7 +46,9 @@ class JobSource(ABC):
 
     ``name`` is what messages and metadata call the input. ``typed`` is True where columns have
     Arrow types of their own (Parquet, Arrow, frames) and False where they are inferred (JSONL,
-    CSV, lists). ``paths`` are the files it reads, none for a pipe or what is in memory.
+    CSV, lists). ``paths`` are the files it reads, none for a pipe, an address or what is in
+    memory; ``folder`` is the one that was named, if one was. ``notices`` are sentences that a
+    person should read before the rows are run.
 
     The id of a row is the column ``id_column``, or a column called ``id``, or else the row
     number as text (with `NO_ID_COLUMN` always that). Ids are never required to be unique. Usable
@@ -62,6 +64,8 @@ class JobSource(ABC):
     def __init__(self, name: str, *, id_column: str | None, limit: int | None) -> None:
         self.name = name
         self.paths: tuple[Path, ...] = ()
+        self.folder: Path | None = None
+        self.notices: list[str] = []
         self._wanted_id_column = id_column
         self._limit = limit
         self._held: list[Closable] = []
@@ -162,6 +166,17 @@ class JobSource(ABC):
     def own_batches(self, batch_rows: int = DEFAULT_BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """All columns under their own names, ids too; else as `keep_batches`."""
         return self._keep_batches(list(self._known_columns()), self.own_schema(), batch_rows)
+
+    def column_batches(
+        self, column: str, batch_rows: int = DEFAULT_BATCH_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """One column under its own name, whatever that is; else as `keep_batches`. Raises
+        `InputError` where it is not there."""
+        import pyarrow as pa
+
+        if column not in self._known_columns():
+            raise self._missing_column(column, "compare with")
+        return self._keep_batches([column], pa.schema([self._keep_field(column)]), batch_rows)
 
     def kind_batches(self) -> Iterator[pa.RecordBatch]:
         """One column ``request``, a row each input row: what kind of response it wants. Of OpenAI

@@ -11,9 +11,10 @@ from typing import Any
 
 from batchradix.errors import InputError, RowError, RowErrorCode
 from batchradix.jobs.files import InputFile, readable
-from batchradix.jobs.records import Record, RecordSource
+from batchradix.jobs.records import Record, RecordSource, in_partition
 from batchradix.jobs.row_settings import SETTING_COLUMNS
 
+_OPEN_QUOTE = "unexpected end of data"  # as the csv module says it
 _NUMBER_COLUMNS = frozenset(SETTING_COLUMNS) - {"stop"}
 
 
@@ -22,7 +23,8 @@ class CsvSource(RecordSource):
 
     Values are text as written (no number is guessed), except in columns that set an option of
     their row (``max_tokens`` and so on), where a number is read as one. A record with more or
-    fewer cells than the header, or with bytes that are not UTF-8, is a `RowError`.
+    fewer cells than the header, or with bytes that are not UTF-8, is a `RowError`; a quote that
+    nothing closes, which would swallow all rows behind it, is refused.
     """
 
     def __init__(
@@ -38,20 +40,24 @@ class CsvSource(RecordSource):
 
     def _records(self) -> Iterator[Record]:
         for file in self._files:
-            yield from _read_csv(file)
+            yield from in_partition(_read_csv(file), file.partition)
 
 
 def _read_csv(file: InputFile) -> Iterator[Record]:
-    tabs = ".tsv" in file.path.suffixes
-    with readable(file.name), file.open_stream() as stream:
+    tabs = ".tsv" in map(str.lower, file.path.suffixes)
+    line = 0
+    with readable(file.name, lambda: f" after line {line}"), file.open_stream() as stream:
         # What is not UTF-8 comes through as surrogates, and is then found in its own record.
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
         reader = csv.reader(text, delimiter="\t" if tabs else ",", strict=True)
-        header = _next_cells(reader, file.name)
+        header = _next_cells(reader, f"{file.name} line 1")
         if header is None:
             return
-        if isinstance(header, RowError) or len(set(header)) < len(header):
-            raise InputError(f"the header of {file.name} is malformed or names a column twice")
+        if isinstance(header, RowError):
+            raise InputError(f"the header cannot be read: {header.message}")
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise InputError(f"the header of {file.name} names the column {twice!r} twice")
         while True:
             line = reader.line_num + 1
             where = f"{file.name} line {line}"
@@ -72,6 +78,11 @@ def _next_cells(reader: Any, where: str) -> list[str] | RowError | None:
     except StopIteration:
         return None
     except csv.Error as error:
+        if str(error) == _OPEN_QUOTE:
+            raise InputError(
+                f"{where}: a quote is opened in the record that begins here and never closed; "
+                f'close it, or write a quote within quotes twice ("")'
+            ) from None
         return RowError(RowErrorCode.BAD_LINE, f"{where} is not CSV: {error}")
     finally:
         csv.field_size_limit(limit)

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchradix.errors import InputError
 from batchradix.jobs.base import JobSource
-from batchradix.jobs.files import GZIP_MAGIC, ZSTD_MAGIC, InputFile, Spool, pieces_of, readable
+from batchradix.jobs.files import (
+    GZIP_MAGIC,
+    InputFile,
+    Spool,
+    is_zstandard,
+    pieces_of,
+    readable,
+)
+from batchradix.jobs.listing import folder_files, named_format, pattern_files, remote_files
+from batchradix.jobs.remote import RemoteFile
 
 if TYPE_CHECKING:
     from batchradix.jobs.records import Record
 
-_FORMAT_OF_SUFFIX = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-_COMPRESSED = (".gz", ".zst", ".zstd")
 _DESCRIPTION = {"parquet": "Parquet", "jsonl": "JSON lines", "csv": "CSV", "arrow": "Arrow IPC"}
 _FORMATS = "Parquet (.parquet), JSON lines (.jsonl, .ndjson, also .gz and .zst), CSV (.csv), Arrow"
+_JQ = "`jq -c '.[]'` turns an array into them"
 _MAY_BE_TEXT = ("jsonl", "array", "empty", "")
 _NUM_RECORDS_LOOKED_AT = 16
 
@@ -45,10 +46,11 @@ def open_job(
     """Opens an input as a source of rows; reads no more of it than its metadata.
 
     ``input`` is a path, ``-`` for standard input (copied to a temporary file until the source
-    is closed), a folder of Parquet files, a pattern such as ``part-*.jsonl``, or an object in
-    memory (see `open_memory`). ``limit`` takes the first rows only, as if the input ended
-    there. Raises `InputError` when the input is missing, unreadable, damaged, of an unknown
-    format or of another format than its name says, or has no column ``id_column``.
+    is closed), a folder, a pattern such as ``part-*.jsonl``, an address such as
+    ``s3://bucket/folder`` (all but Parquet is copied likewise), or an object in memory (see
+    `open_memory`). ``limit`` takes the first rows only, as if the input ended there. Raises
+    `InputError` when the input is missing, unreadable, damaged, of an unknown format or of
+    another format than its name says, or has no column ``id_column``.
     """
     if limit is not None and limit < 0:
         raise InputError(f"limit must be 0 or more, not {limit}")
@@ -66,30 +68,28 @@ def open_job(
     settings: dict[str, Any] = {"id_column": id_column, "limit": limit}
     if text == "-":
         return _open_standard_input(settings)
-    if "://" in text:
-        raise InputError(f"{text} is an address, not a local path; download it first")
     if "\0" in text:
         raise InputError(f"{text!r} is no path")
+    place = remote_files(text) if "://" in text else text
+    if not isinstance(place, str):
+        return _open_files(text, place, settings)
     with readable(text):
-        path = Path(text).expanduser()
+        try:
+            path = Path(place).expanduser()
+        except RuntimeError:
+            raise InputError(f"{text}: there is no such user; check the path") from None
         mode = path.stat().st_mode if path.exists() else None
-    if mode is None and glob.has_magic(text):
-        return _open_files(text, _matches(str(path)), settings)
+    if mode is None and glob.has_magic(place):
+        return _open_files(text, pattern_files(str(path)), settings)
     if mode is None or stat.S_ISREG(mode):
-        return _open_files(text, [path], settings)
+        return _open_files(text, [InputFile.at(path)], settings)
     if stat.S_ISDIR(mode):
-        return _open_files(text, _parquet_files_of(path), settings)
+        source = _open_files(text, folder_files(path), settings)
+        source.folder = path
+        return source
     with readable(text), open(path, "rb") as pipe:
         spool = Spool(pieces_of(pipe), text)
     return _open_spool(spool, settings)
-
-
-def _matches(pattern: str) -> list[Path]:
-    found = [Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
-    files = [p for p in found if p.is_file()]
-    if not files:
-        raise InputError(f"no file matches {pattern}")
-    return files
 
 
 def _open_standard_input(settings: dict[str, Any]) -> JobSource:
@@ -117,36 +117,36 @@ def _open_spool(spool: Spool, settings: dict[str, Any]) -> JobSource:
     return source
 
 
-def _parquet_files_of(folder: Path) -> list[Path]:
-    def visible(path: Path) -> bool:
-        return path.is_file() and not path.name.startswith((".", "_"))
-
-    try:
-        files = sorted(p for p in folder.iterdir() if p.suffix == ".parquet" and visible(p))
-        if not files and any(map(visible, folder.rglob("*.parquet"))):
-            raise InputError(
-                f"the folder {folder} has Parquet files in folders below it only; "
-                f"name them with a pattern such as '{folder}/**/*.parquet'"
-            )
-    except OSError as error:
-        raise InputError(f"the folder {folder} cannot be read: {error.strerror}") from None
-    if not files:
-        raise InputError(
-            f"the folder {folder} holds no Parquet file (*.parquet); "
-            f"files of another format take a pattern such as '{folder}/*.jsonl'"
-        )
-    return files
-
-
-def _open_files(name: str, paths: Sequence[Path], settings: dict[str, Any]) -> JobSource:
-    files = [InputFile.at(path) for path in paths]
-    formats = {_format_of(file): file for file in files}
+def _open_files(name: str, files: list[InputFile], settings: dict[str, Any]) -> JobSource:
+    formats: dict[str, InputFile] = {}
+    for file in files:
+        formats.setdefault(_format_of(file), file)
     if len(formats) > 1:
         kinds = " and ".join(f"{_DESCRIPTION[k]} ({f.name})" for k, f in formats.items())
-        raise InputError(f"{name} mixes formats: {kinds}; give files of one format")
-    source = _open_format(next(iter(formats)), name, files, settings)
-    source.paths = tuple(paths)
+        raise InputError(
+            f"{name} mixes formats: {kinds}; give files of one format, with a pattern such as "
+            f"'*{next(iter(formats.values())).path.suffix}'"
+        )
+    (format_,) = formats
+    paths = tuple(Path(file.path) for file in files if not isinstance(file, RemoteFile))
+    with ExitStack() as stack:
+        if format_ != "parquet":  # of which chosen columns are read where it is
+            files = [_at_hand(file, stack) for file in files]
+        source = _open_format(format_, name, files, settings)
+        source.hold(stack.pop_all())
+    source.paths = paths
     return source
+
+
+def _at_hand(file: InputFile, stack: ExitStack) -> InputFile:
+    """The file, or a temporary copy of a remote one: it is read several times, and a connection
+    that breaks shall not stop a run in the middle."""
+    if not isinstance(file, RemoteFile):
+        return file
+    with file.open() as stream:
+        spool = Spool(pieces_of(stream), file.name, "".join(file.path.suffixes))
+    stack.callback(spool.close)
+    return replace(spool.file, partition=file.partition)
 
 
 def _open_format(
@@ -159,9 +159,7 @@ def _open_format(
     if format_ == "arrow":
         from batchradix.jobs.arrow import ArrowFileSource
 
-        if len(files) > 1:
-            raise InputError(f"{name} is more than one Arrow file; give them one by one")
-        return ArrowFileSource(name, files[0], **settings)
+        return ArrowFileSource(name, files, **settings)
     if format_ == "csv":
         from batchradix.jobs.csv import CsvSource
 
@@ -190,15 +188,15 @@ def _open_json_lines(name: str, files: list[InputFile], settings: dict[str, Any]
 
 def _format_of(file: InputFile) -> str:
     """The format by the name's ending, or by content where that says nothing."""
-    suffixes = [s.lower() for s in file.path.suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes.pop()
-    named = _FORMAT_OF_SUFFIX.get(suffixes[-1]) if suffixes else None
+    named = named_format(file.path)
     content = _sniff(file)
     if named is None:
         if content in _DESCRIPTION:
             return content
-        what = {"empty": "it is empty", "array": "it looks like a JSON array, not JSON lines"}
+        what = {
+            "empty": "it is empty",
+            "array": f"it looks like a JSON array, not JSON lines ({_JQ})",
+        }
         seen = what.get(content, f"it looks like {content}" if content else "no known content")
         raise InputError(f"{file.name} has no known ending and {seen}; known are {_FORMATS}")
     if named in ("parquet", "arrow") and content != named:
@@ -224,7 +222,8 @@ def _says_otherwise(file: InputFile, named: str, content: str) -> str:
 def _sniff(file: InputFile) -> str:
     """``parquet``, ``arrow``, ``jsonl``, ``array``, ``empty``, words for what is refused, or ""."""
     head = file.head()
-    if head[:2] == GZIP_MAGIC or head[:4] == ZSTD_MAGIC:
+    is_compressed = head[:2] == GZIP_MAGIC or is_zstandard(head)
+    if is_compressed:
         head = file.head(decompress=True)
     if not head:
         return "empty"
@@ -234,12 +233,23 @@ def _sniff(file: InputFile) -> str:
         (b"\xff\xff\xff\xff", "arrow"),
         (b"PARE", "encrypted Parquet"),
         (b"FEA1", "Feather version 1"),
+        (b"\xff\xfe\0\0", "text in UTF-32"),
         (b"\xff\xfe", "text in UTF-16"),
+        (b"{\0", "text in UTF-16"),
+        (b"\0{", "text in UTF-16"),
         (b"\xfe\xff", "text in UTF-16"),
         (b"PK\x03\x04", "a zip archive or a spreadsheet"),
         (b"SQLite format 3", "an SQLite database"),
+        (b"BZh91AY&SY", "bzip2"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x04\x22\x4d\x18", "LZ4"),
     ):
         if head.startswith(magic):
+            if is_compressed and kind in ("parquet", "arrow"):
+                raise InputError(
+                    f"{file.name} is {_DESCRIPTION[kind]}, compressed as a whole; decompress it "
+                    f"first (`gunzip`, `zstd -d`)"
+                )
             return kind
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     return {b"{": "jsonl", b"[": "array"}.get(text[:1], "")
@@ -254,8 +264,12 @@ def _holds_requests(file: InputFile) -> bool:
     head = file.head(decompress=True).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.split(b"\n", 1)[0].strip() in (b"[", b"{"):
         raise InputError(
-            f"{file.name} is JSON spread over many lines; JSON lines have one object on each "
-            f"line (`jq -c '.[]'` turns an array into them)"
+            f"{file.name} is JSON spread over many lines; JSON lines have one object on each line "
+            f"({_JQ})"
+        )
+    if re.match(rb"\[\s*\{", head):
+        raise InputError(
+            f"{file.name} is one JSON array; JSON lines have one object on each line ({_JQ})"
         )
     records = islice(read_jsonl(file), _NUM_RECORDS_LOOKED_AT)
     return any(is_request(record.fields) for record in records)

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.files import InputFile, readable
-from batchradix.jobs.records import Record, RecordSource
+from batchradix.jobs.records import Record, RecordSource, in_partition
 
 _BOM = b"\xef\xbb\xbf"
 MAX_DEPTH = 200
@@ -31,7 +31,7 @@ class JsonlSource(RecordSource):
 
     def _records(self) -> Iterator[Record]:
         for file in self._files:
-            yield from read_jsonl(file)
+            yield from in_partition(read_jsonl(file), file.partition)
 
 
 def read_jsonl(file: InputFile) -> Iterator[Record]:
@@ -41,9 +41,11 @@ def read_jsonl(file: InputFile) -> Iterator[Record]:
     alone; lines of white space are skipped and counted. A line that is no JSON object in UTF-8
     yields a `RowError`, and reading goes on. Integers are exact whatever their size, other
     numbers are floats (beyond float64 they are infinite), ``NaN`` and ``Infinity`` are read,
-    and of equal keys the last one counts. Raises `InputError` when the file is damaged.
+    and of equal keys the last one counts. Raises `InputError` when the file is damaged, with
+    the last line before that.
     """
-    with readable(file.name), file.open_stream() as stream:
+    number = 0
+    with readable(file.name, lambda: f" after line {number}"), file.open_stream() as stream:
         for number, raw in enumerate(stream, 1):
             if number == 1 and raw.startswith(_BOM):
                 raw = raw[len(_BOM) :]

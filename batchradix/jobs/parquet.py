@@ -13,55 +13,55 @@ import pyarrow.parquet as pq
 from batchradix.errors import InputError
 from batchradix.jobs.base import BATCH_BYTES
 from batchradix.jobs.files import InputFile, first_line
-from batchradix.jobs.tables import TableSource, unify_schemas
+from batchradix.jobs.table_files import TableFile, TableFilesSource
 
 _READ_BUFFER_BYTES = 1 << 20
+_REQUEST_BYTES = 8 << 20
 # A dictionary can hide any number of repetitions in a column chunk of this size or more.
 _PROBE_BYTES = 8 << 20
 
 
-class ParquetSource(TableSource):
-    """One Parquet file or several with one schema, one after the other."""
+class ParquetSource(TableFilesSource):
+    """One Parquet file or several, one after the other."""
 
-    def __init__(
-        self,
-        name: str,
-        files: Sequence[InputFile],
-        *,
-        id_column: str | None = None,
-        limit: int | None = None,
-    ) -> None:
-        self._files = tuple(files)
-        self._footers: list[Any] = []
-        schemas = []
-        for file in files:
-            with _open(file) as parquet:
-                self._footers.append(parquet.metadata)
-                schemas.append((file.name, parquet.schema_arrow))
-        schema = schemas[0][1] if len(files) == 1 else unify_schemas(schemas)
-        num_rows = sum(footer.num_rows for footer in self._footers)
-        super().__init__(name, schema, num_rows, id_column=id_column, limit=limit)
-
-    def _record_batches(self, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-        for file, footer in zip(self._files, self._footers, strict=True):
-            with _open(file, footer) as parquet:
-                there = set(parquet.schema_arrow.names)
-                names = [c for c in columns if c in there]
-                for group in range(footer.num_row_groups):
-                    with _damage_in(file, f"row group {group}"):
-                        yield from _group_batches(parquet, group, names, batch_rows)
+    def __init__(self, name: str, files: Sequence[InputFile], **settings: Any) -> None:
+        super().__init__(name, [_ParquetFile(file) for file in files], **settings)
 
 
-def _open(file: InputFile, footer: Any = None) -> pq.ParquetFile:
+class _ParquetFile(TableFile):
+    def __init__(self, file: InputFile) -> None:
+        self.file = file
+        with _open(file) as parquet:
+            self._footer = parquet.metadata
+            self.schema = parquet.schema_arrow
+        self.num_rows = self._footer.num_rows
+
+    def batches(self, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        with _open(self.file, self._footer) as parquet:
+            for group in range(self._footer.num_row_groups):
+                with _damage_in(self.file, f"row group {group}"):
+                    yield from _group_batches(parquet, group, columns, batch_rows)
+
+
+@contextlib.contextmanager
+def _open(file: InputFile, footer: Any = None) -> Iterator[pq.ParquetFile]:
     file.check_unchanged()
-    with _damage_in(file, "its footer"):
-        return pq.ParquetFile(
-            str(file.path),
-            metadata=footer,
-            pre_buffer=False,
-            buffer_size=_READ_BUFFER_BYTES,
-            page_checksum_verification=True,
-        )
+    with contextlib.ExitStack() as stack:
+        source = file.parquet_source()
+        if hasattr(source, "close"):
+            stack.callback(source.close)
+        with _damage_in(file, "its footer"):
+            parquet = pq.ParquetFile(
+                source,
+                metadata=footer,
+                pre_buffer=False,
+                buffer_size=_READ_BUFFER_BYTES if isinstance(source, str) else _REQUEST_BYTES,
+                page_checksum_verification=True,
+                # In nanoseconds Arrow would wrap years before 1677 and after 2262 around.
+                coerce_int96_timestamp_unit="us",
+            )
+        with parquet:
+            yield parquet
 
 
 @contextlib.contextmanager
@@ -86,10 +86,26 @@ def _group_batches(
         probe = parquet.iter_batches(batch_size=1, row_groups=[group], columns=names)
         row_bytes = max(row_bytes, *(batch.nbytes for batch in islice(probe, 1)))
     batch_size = max(1, min(batch_rows, BATCH_BYTES // max(1, row_bytes)))
-    batches = parquet.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
+    num_done = 0
+    while num_done < parquet.metadata.row_group(group).num_rows:
+        batches = parquet.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
+        try:
+            for batch in _behind(num_done, batches):
+                num_done += batch.num_rows
+                # A dotted name also brings in the field of that path; `select` leaves it out again.
+                yield batch.select(names)
+        except pa.ArrowNotImplementedError:  # a nested column has over 2 GiB in one batch
+            if batch_size == 1:
+                raise
+            batch_size = max(1, batch_size // 8)
+
+
+def _behind(num_rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What comes after so many rows."""
     for batch in batches:
-        # A dotted name also brings in the field of that path; `select` leaves it out again.
-        yield batch.select(names)
+        if num_rows < batch.num_rows:
+            yield batch.slice(num_rows)
+        num_rows -= min(num_rows, batch.num_rows)
 
 
 def _chunks(row_group: Any, names: list[str]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from batchradix.errors import RowError, RowErrorCode
 from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, NO_ID_COLUMN, JobSource
+from batchradix.jobs.files import Partition
 from batchradix.jobs.id_count import MAX_COUNTED_IDS, IdCount
 from batchradix.schema.arrow_types import JSON_METADATA
 from batchradix.types import Row
@@ -27,6 +28,16 @@ class Record(NamedTuple):
     line: int | None
     fields: dict[str, Any] | RowError
     num_bytes: int
+
+
+def in_partition(records: Iterable[Record], partition: Partition) -> Iterator[Record]:
+    """The records of a file with what its folders say behind their own fields, which go first."""
+    for record in records:
+        fields = record.fields
+        if partition and not isinstance(fields, RowError):
+            fields = fields | {k: v for k, v in partition.items() if k not in fields}
+            record = record._replace(fields=fields)
+        yield record
 
 
 class RecordSource(JobSource):

@@ -7,11 +7,17 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchradix.errors import InputError, RowError, RowErrorCode
-from batchradix.jobs.arrow_values import Unreadable, plain_array, plain_type, to_python
+from batchradix.jobs.arrow_values import (
+    Unreadable,
+    plain_array,
+    plain_type,
+    to_python,
+    with_valid_text,
+)
 from batchradix.jobs.base import BATCH_BYTES, DEFAULT_BATCH_ROWS, NO_ID_COLUMN, JobSource
+from batchradix.jobs.files import first_line
 from batchradix.jobs.id_count import MAX_COUNTED_IDS, IdCount
 from batchradix.jobs.records import empty_batch
 from batchradix.types import Row
@@ -197,12 +203,22 @@ class TableSource(JobSource):
                 continue
             there = set(batch.schema.names)
             arrays = [
-                plain_array(batch.column(c), field.type)
+                self._kept(batch.column(c), c, field.type)
                 if c in there
                 else pa.nulls(batch.num_rows, field.type)
                 for c, field in zip(columns, schema, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _kept(self, array: pa.Array, column: str, type_: pa.DataType) -> pa.Array:
+        try:
+            return with_valid_text(plain_array(array, type_))
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            kinds = f"{array.type} as {type_}" if array.type != type_ else f"{type_}"
+            raise InputError(
+                f"the column {column!r} of {self.name} cannot be kept ({kinds}): "
+                f"{first_line(error)}"
+            ) from None
 
 
 def slices(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -211,38 +227,3 @@ def slices(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
     step = max(1, min(batch_rows, BATCH_BYTES // row_bytes))
     for start in range(0, batch.num_rows, step):
         yield batch.slice(start, step)
-
-
-def unify_schemas(schemas: list[tuple[str, pa.Schema]]) -> pa.Schema:
-    """One plain schema for the files of a folder, given as (file name, schema).
-
-    Columns stand in the order in which they first appear. Types may differ where the wider one
-    holds every value of the other (integers, text, null). Raises `InputError` otherwise.
-    """
-    found: dict[str, tuple[pa.DataType, str]] = {}
-    for file, schema in schemas:
-        for field in schema:
-            type_ = plain_type(field.type)
-            known, first_file = found.setdefault(field.name, (type_, file))
-            if known != type_:
-                wider = _wider(known, type_)
-                if wider is None:
-                    raise InputError(
-                        f"the column {field.name!r} is {known} in {first_file} and {type_} in "
-                        f"{file}; make the types equal or give the files one by one"
-                    )
-                found[field.name] = (wider, first_file)
-    return pa.schema([(name, type_) for name, (type_, _) in found.items()])
-
-
-def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    try:
-        pair = [pa.schema([("c", a)]), pa.schema([("c", b)])]
-        wider = pa.unify_schemas(pair, promote_options="permissive").field("c").type
-        for type_ in (a, b):
-            pc.cast(pa.array([], type_), wider)
-    except pa.ArrowException:
-        return None
-    # int64 with float64 would round large integers, ids among them.
-    numbers = [t for t in (a, b) if pa.types.is_integer(t)]
-    return None if numbers and not pa.types.is_integer(wider) else wider

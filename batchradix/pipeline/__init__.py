@@ -2,7 +2,9 @@
 
 from batchradix.pipeline.answers import Answers, drive
 from batchradix.pipeline.check import Checked, check
-from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, preview, run
+from batchradix.pipeline.differences import diff
+from batchradix.pipeline.job import EngineMaker, Outcome, RadixEngines, run
+from batchradix.pipeline.looking import Shown, Wanted, look
 from batchradix.pipeline.parts import Parts, open_parts
 from batchradix.pipeline.planned import (
     Planned,
@@ -13,9 +15,11 @@ from batchradix.pipeline.planned import (
     settle_engine,
 )
 from batchradix.pipeline.planning import DrawnPlan, draw_plan, plan
+from batchradix.pipeline.preview import Previewed, preview
 from batchradix.pipeline.retries import open_retries
 from batchradix.pipeline.session import Session
 from batchradix.pipeline.sharding import Merged, merge
+from batchradix.sink.results import open_results
 
 __all__ = [
     "Answers",
@@ -26,16 +30,22 @@ __all__ = [
     "Outcome",
     "Parts",
     "Planned",
+    "Previewed",
     "RadixEngines",
     "Session",
+    "Shown",
+    "Wanted",
     "check",
     "check_budget",
     "check_scores",
+    "diff",
     "draw_plan",
     "drive",
+    "look",
     "make_job",
     "merge",
     "open_parts",
+    "open_results",
     "open_retries",
     "plan",
     "plan_rows",

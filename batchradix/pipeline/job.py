@@ -21,11 +21,12 @@ import pyarrow as pa
 from batchradix.checkpoint.cache_folder import cache_folder
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import EngineOptions, RunConfig
-from batchradix.errors import InputError, TooManyFailuresError
+from batchradix.errors import TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
 from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
 from batchradix.pipeline.former import find_former, remedy
+from batchradix.pipeline.gold import check_gold, score, write_scores
 from batchradix.pipeline.parts import (
     Parts,
     file_metadata,
@@ -44,26 +45,22 @@ from batchradix.pipeline.planned import (
     shortages,
 )
 from batchradix.pipeline.retries import open_retries
+from batchradix.pipeline.sample import estimated, sample_metadata, take_sample
 from batchradix.pipeline.sharding import take_shard
 from batchradix.pipeline.table import Table
 from batchradix.pipeline.tracing import Tracing
 from batchradix.prompts.detokenise import IncrementalDetokenizer
-from batchradix.prompts.view import PromptView
+from batchradix.report.estimate import WorkTimes
 from batchradix.report.machine import num_oom_kills, peak_rss_bytes
 from batchradix.report.progress import Progress, Silent
 from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import AnswerFormat
 from batchradix.scratch import Scratch
 from batchradix.settings import EngineSettings
+from batchradix.sink.about import About, write_about
 from batchradix.sink.folder import acquire, check_fingerprint
 from batchradix.sink.merge import shard_metadata
-from batchradix.types import (
-    Engine,
-    EngineJob,
-    GrammarSpec,
-    Observable,
-    Row,
-)
+from batchradix.types import Engine, EngineJob, GrammarSpec, Observable
 
 _ROWS_BETWEEN = 256  # at least, between two times at which the columns' pages are let go
 
@@ -158,6 +155,8 @@ def check_parts(parts: Parts, engines: EngineFactory | None) -> EngineMaker:
     if config.output.failed_rows is not None:
         check_failed_rows(config.output, parts.source)
     check_scores(parts, make_engine.check_scores)
+    if config.trial.gold is not None:
+        check_gold(parts, config.trial.gold)
     return make_engine
 
 
@@ -200,6 +199,7 @@ def run(
                     restart=config.output.restart,
                     remedy=partial(remedy, options=config.output),
                 )
+            write_about(folder.path, _about(config))
         trace = None if folder is None or not config.output.trace else folder.trace
         if trace is not None:
             with suppress(OSError):  # whoever writes to it says so
@@ -222,6 +222,12 @@ def run(
             planned, sentence = take_shard(planned, config.shard)
             metadata |= shard_metadata(config.shard, len(planned.rows))
             progress.message(sentence)
+        whole, trial = planned, config.trial
+        if trial.sample is not None:
+            seed = config.sampling.seed if trial.sample_seed is None else trial.sample_seed
+            planned, sentence = take_sample(planned, trial.sample, seed or 0, parts.source.starts)
+            metadata |= sample_metadata(trial.sample, seed or 0, whole)
+            progress.message(sentence)
         table = Table(
             planned.rows,
             source=parts.source,
@@ -234,6 +240,7 @@ def run(
             scratch=scratch,
             probabilities=config.sampling.probabilities,
             members=planned.members,
+            has_reasoning=parts.prompts.may_think,
         )
         summary = Summary(
             model=parts.checkpoint.name,
@@ -247,8 +254,14 @@ def run(
         )
         for text in table.warnings:
             progress.warn(text)
-        _answer(parts, planned, table, make_engine, summary, progress, stop_requested, trace)
+        times = _answer(
+            parts, planned, table, make_engine, summary, progress, stop_requested, trace
+        )
         result = table.finish() if summary.stopped_by is None else None
+        if trial.gold is not None and summary.stopped_by is None:
+            summary.gold = score(parts, table, trial.gold)
+            if folder is not None:
+                write_scores(folder, summary.gold)
         failed_rows = config.output.failed_rows
         if failed_rows is not None:
             summary.failed_rows = write_failed_rows(failed_rows, parts.source, table.failed)
@@ -260,6 +273,8 @@ def run(
                 )
                 progress.warn(summary.warnings[-1])
         table.count(summary)
+        if trial.sample is not None and summary.stopped_by is None:
+            summary.estimate = estimated(parts, whole, table, summary, times)
         summary.rows_left = table.num_rows - summary.rows
         summary.peak_rss_bytes = peak_rss_bytes()
         return Outcome(summary=summary, table=result)
@@ -274,9 +289,10 @@ def _answer(
     progress: Progress,
     stop_requested: StopRequested,
     trace: Path | None,
-) -> None:
+) -> WorkTimes | None:
     """Every row that is not committed yet gets its result; weights load only if one must run.
-    ``trace``: the folder that takes a trace of it."""
+    ``trace``: the folder that takes a trace of it. Returns how long what took, None where nothing
+    had to run."""
     answers = Answers(planned)
     for row in planned.rows.errors:
         if table.is_waiting[row]:
@@ -289,7 +305,7 @@ def _answer(
     todo = planned.scratch.where(runs)
     if not len(todo):
         table.commit()
-        return
+        return None
     started_s = time.monotonic()
     settings = settle_engine(parts, planned)
     summary.dtype = settings.precision
@@ -320,6 +336,7 @@ def _answer(
     if isinstance(engine, Observable):
         engine.observe(meter if tracing is None else Observers((meter, tracing.observer)))
     started_s = time.monotonic()
+    times = WorkTimes(started_s)
     progress.start(int(table.is_waiting.sum()) + table.num_done, table.num_done)
 
     num_seen = table.num_done
@@ -329,6 +346,7 @@ def _answer(
             tracing.begin(job)
         summary.forecast = meter.forecast(job, expected_answer_tokens(parts.config))
         summary.ran_rows = len(job.plan)
+        times.begin(time.monotonic())
 
     def tell() -> None:
         for text in engine.notices:
@@ -338,6 +356,7 @@ def _answer(
 
     def after_step() -> None:
         nonlocal num_seen
+        times.after_step(engine.usage, time.monotonic())
         tell()
         if table.num_done >= num_seen + _ROWS_BETWEEN:
             num_seen = table.num_done
@@ -374,6 +393,21 @@ def _answer(
             table.commit()
         finally:
             engine.close()
+    return times
+
+
+def _about(config: RunConfig) -> About:
+    """Where the rows come from, as far as they can be read again from another folder."""
+    name = None
+    if isinstance(config.input, (str, os.PathLike)) and config.input != "-":
+        name = os.fsdecode(config.input)
+        name = name if "://" in name else os.path.abspath(name)
+    return About(
+        input=name,
+        limit=config.limit,
+        id_column=config.id_column,
+        gold=config.trial.gold,
+    )
 
 
 def _resolved(path: Path | None) -> Path | None:
@@ -402,33 +436,3 @@ def _bear(table: Table, most: int | None) -> None:
             f"{most:,}); what was done is committed: mend the cause and run again with --retry "
             f"error, or allow more"
         )
-
-
-def preview(config: RunConfig, row: str | None, *, progress: Progress | None = None) -> PromptView:
-    """The prompt of the row with id (else number) ``row``, the first without one.
-
-    Raises `InputError` when there is no such row or it has no prompt.
-    """
-    parts = open_parts(config, progress=progress or Silent())
-    try:
-        by_number: Row | None = None
-        for rows in parts.source.batches(parts.prompts.required_columns):
-            for candidate in rows:
-                if row is None or str(candidate.id) == row:
-                    return _explain(parts, candidate)
-                if str(candidate.index) == row:
-                    by_number = candidate
-        if by_number is not None:
-            return _explain(parts, by_number)
-    finally:
-        parts.source.close()
-    what = "has no rows" if row is None else f"has no row with the id or number {row!r}"
-    raise InputError(f"{parts.source.name} {what}")
-
-
-def _explain(parts: Parts, row: Row) -> PromptView:
-    view = parts.prompts.explain(row)
-    error = row.error or view.error
-    if error is not None:
-        raise InputError(f"this row has no prompt: {error.message}")
-    return view

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from batchradix._version import VERSION
-from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint, with_chat_template
 from batchradix.config import RunConfig
-from batchradix.errors import InputError, OptionError
+from batchradix.errors import InputError, OptionError, SchemaError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
+from batchradix.jobs.listing import is_below
 from batchradix.pipeline.passages import sort_passages
 from batchradix.pipeline.reordering import reorder
 from batchradix.prompts.build import PromptBuilder
@@ -28,6 +30,7 @@ from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
 from batchradix.schema.tool_styles import STYLES
 from batchradix.schema.tools import ToolSet
 from batchradix.settings import resolve_dtype
+from batchradix.types import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ def open_parts(
         stack.callback(source.close)
         _check_output(config, source)
         checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
+        checkpoint = with_chat_template(checkpoint, config.chats.chat_template)
         if tools is not None:
             schema = tools.format_for(checkpoint.name, checkpoint.chat_template)
             _check_choices(config, schema)
@@ -88,7 +92,12 @@ def open_parts(
             schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
+            chats=config.chats,
+            is_bound=partial(_is_bound, schema, row_formats),
+            bound={schema is not None} | (set() if row_formats is None else {True, False}),
         )
+        if prompts.may_think:
+            _check_thinking(config)
         if config.prompt.sort_passages is not None:
             progress.message(sort_passages(source, prompts, config.prompt.sort_passages))
         if config.prompt.reorder_columns:
@@ -96,7 +105,7 @@ def open_parts(
         if config.output.keep:
             source.keep_schema(config.output.keep)
         stack.pop_all()
-    warnings = [*prompts.warnings, *(() if schema is None else schema.notices)]
+    warnings = [*source.notices, *prompts.warnings, *(() if schema is None else schema.notices)]
     if row_formats is not None and prompts.shows_schema:
         warnings.append(
             f"prompts show the run's schema to every row, also to those with another one in the "
@@ -118,6 +127,27 @@ def open_parts(
     )
 
 
+def may_think(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    columns: Sequence[str],
+    schema: AnswerFormat | None,
+) -> bool:
+    """Whether a job over rows with these columns has a column of thinking; for jobs in memory.
+
+    Raises the `UsageError` of prompts that cannot be made.
+    """
+    has_own = config.schema_column is not None or RESPONSE_FORMAT in columns
+    prompts = PromptBuilder(
+        with_chat_template(checkpoint, config.chats.chat_template),
+        config.prompt,
+        columns=columns,
+        chats=config.chats,
+        bound={schema is not None} | ({True, False} if has_own else set()),
+    )
+    return prompts.may_think
+
+
 def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
     """Refuses probabilities, and choosing by them, where there are no choices to list."""
     sampling = config.sampling
@@ -132,6 +162,26 @@ def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
             f"match: enum, const, boolean, a small range of integers, and objects or short arrays "
             f"of these; this one is more open"
         )
+
+
+def _check_thinking(config: RunConfig) -> None:
+    sampling = config.sampling
+    if sampling.probabilities or sampling.choose == "joint":
+        what = "`probabilities`" if sampling.probabilities else "`choose` joint"
+        raise OptionError(
+            f"{what} looks at every choice where the prompt ends, and rows that think choose only "
+            f"behind their thinking; give `thinking` off, or leave {what} out"
+        )
+
+
+def _is_bound(schema: AnswerFormat | None, row_formats: RowFormats | None, row: Row) -> bool:
+    """Whether a row's answer has to match something."""
+    cell = None if row_formats is None else row_formats.cell(row.values)
+    if row_formats is None or cell is None:
+        return schema is not None
+    with suppress(SchemaError):  # else the row is an error anyway
+        return row_formats.read(cell) is not None
+    return True
 
 
 def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
@@ -223,6 +273,13 @@ def _check_output(config: RunConfig, source: JobSource) -> None:
             f"{errors}, where the requests that failed go, is one of the files that {source.name} "
             f"reads; give an output elsewhere"
         )
+    folder = source.folder
+    for written in (config.output.path, errors, config.output.failed_rows):
+        if folder is not None and written is not None and is_below(folder, written):
+            raise OptionError(
+                f"the output {written} lies in the folder {source.name}, all of whose files are "
+                f"read; give an output elsewhere"
+            )
     if output in inputs:
         raise OptionError(
             f"the output {config.output.path} is one of the files that {source.name} reads; "
@@ -247,7 +304,8 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         schema_column=None if parts.row_formats is None else parts.row_formats.column,
         dtype=resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
     )
-    return identity | {"id_type": str(parts.source.id_type)}
+    has_reasoning = parts.prompts.may_think  # which is a column
+    return identity | {"id_type": str(parts.source.id_type), "reasoning": has_reasoning}
 
 
 def job_identity(
@@ -263,6 +321,7 @@ def job_identity(
         "version": VERSION,
         "model": checkpoint.content_hash,
         **asdict(config.prompt),
+        **asdict(config.chats),
         **asdict(config.sampling),
         "schema": None if schema is None else schema.text,
         "answers": "text" if schema is None else schema.kind,

@@ -139,13 +139,22 @@ def summed_up(
     tree: PlanTree,
     members: NDArray[np.bool_] | None,
     scratch: Scratch,
+    *,
+    num_errors: int | None = None,
 ) -> PlanSummary:
     """The totals of a planned job, or of those of its rows that are marked in ``members`` (bool[n])
-    and of which ``alone`` and ``tree`` are; errors are all or none of them."""
+    and of which ``alone`` and ``tree`` are. ``num_errors``: how many of these cannot run; None
+    where they are all or none of those of the job."""
     num_rows = len(rows) if members is None else int(members.sum())
     errors = len(rows.errors)
     has_errors = members is None or bool(members[rows.errors.rows].any())
     num_over_long = rows.errors.by_code().get(RowErrorCode.PROMPT_TOO_LONG, (0, ""))[0]
+    if num_errors is not None and members is not None:
+        has_errors, errors = True, num_errors
+        num_over_long = sum(
+            rows.errors[row].code is RowErrorCode.PROMPT_TOO_LONG
+            for row in rows.errors.rows[members[rows.errors.rows]].tolist()
+        )
     return plan_summary(
         rows.tokens,
         alone,
@@ -306,6 +315,21 @@ def _memory_shortage(parts: Parts, settings: EngineSettings) -> str | None:
     )
 
 
+def first_of_equals(planned: Planned, todo: I64) -> I64:
+    """int64[n]: for each row of ``todo`` the first one in it that has the same answer; -1 for
+    other rows."""
+    scratch, leader = planned.scratch, planned.leaders
+    runs_for: I64 = scratch.full(len(planned.rows), -1, np.int64)
+    first = scratch.full(len(planned.rows), -1, np.int64)
+    for part in reversed(list(windows(len(todo)))):
+        # numpy keeps the last of repeated assignments, so the first row is assigned last
+        rows = todo[part][::-1]
+        first[leader[rows]] = rows
+    for part in scratch.windows(len(todo)):
+        runs_for[todo[part]] = first[leader[todo[part]]]
+    return runs_for
+
+
 def make_job(
     planned: Planned, todo: I64, *, prefix_cache: bool, retain: bool = False
 ) -> tuple[EngineJob, I64]:
@@ -315,17 +339,9 @@ def make_job(
     between a row and its duplicates can go on. Of other rows the second array says nothing.
     """
     scratch = planned.scratch
-    runs_for, leader = planned.leaders, planned.leaders
-    plan = planned.alone
+    runs_for, plan = planned.leaders, planned.alone
     if len(todo) < len(planned.plan):
-        runs_for = scratch.full(len(planned.rows), -1, np.int64)
-        first = scratch.full(len(planned.rows), -1, np.int64)
-        for part in reversed(list(windows(len(todo)))):
-            # numpy keeps the last of repeated assignments, so the first row is assigned last
-            rows = todo[part][::-1]
-            first[leader[rows]] = rows
-        for part in scratch.windows(len(todo)):
-            runs_for[todo[part]] = first[leader[todo[part]]]
+        runs_for = first_of_equals(planned, todo)
         plan = drop_followers(planned.plan, runs_for, scratch)
     if prefix_cache:
         plan = blend(plan, planned.rows.lengths, planned.rows.requests.max_tokens)

@@ -79,6 +79,7 @@ class Session:
                 folder=None,
                 cached_tokens=planned.cached,
                 probabilities=config.sampling.probabilities,
+                has_reasoning=parts.prompts.may_think,
             )
             self._answer(parts, planned, table.append)
             return table.finish()

@@ -23,7 +23,7 @@ from batchradix.report.summary import Summary
 from batchradix.schema.answer_format import ValueColumn
 from batchradix.scratch import Scratch
 from batchradix.sink.columns import result_schema, shard_schema
-from batchradix.sink.finalise import finalise
+from batchradix.sink.finalise import KeptColumns, committed_in_order, finalise
 from batchradix.sink.folder import RunFolder, is_finished, mark_unfinished
 from batchradix.sink.formats import check_format
 from batchradix.sink.memory import MemorySink
@@ -48,6 +48,7 @@ def finished_schema(
     *,
     probabilities: bool,
     metadata: Mapping[str, str],
+    has_reasoning: bool = False,
 ) -> pa.Schema:
     """The schema of the finished file, the answer's field as ``values`` marks it (JSON text or
     not); answers to requests in OpenAI's format have the kinds of their requests beside them.
@@ -59,6 +60,7 @@ def finished_schema(
         keep=_keep_schema(source, options),
         unnest=options.unnest,
         keep_truncated=options.keep_truncated,
+        has_reasoning=has_reasoning,
         has_samples=source.starts is not None,
         metadata=metadata,
     )
@@ -94,7 +96,8 @@ class Table:
 
     With a ``folder`` (its fingerprint checked) rows that an earlier run committed are done
     already; without one results stay in memory. ``metadata`` goes into the finished file.
-    ``probabilities``: there is a column of those of the schema's choices. ``cached_tokens``:
+    ``probabilities``: there is a column of those of the schema's choices, ``has_reasoning``: one of
+    thinking. ``cached_tokens``:
     int32[n], what each row's prompt shares, for rows that take a committed row's answer.
     ``members``: bool[n], the rows that the table is to hold, all when None.
     """
@@ -111,6 +114,7 @@ class Table:
         folder: RunFolder | None,
         cached_tokens: I32,
         probabilities: bool = False,
+        has_reasoning: bool = False,
         members: NDArray[np.bool_] | None = None,
         scratch: Scratch | None = None,
     ) -> None:
@@ -125,6 +129,7 @@ class Table:
         self._starts = source.starts
         self._groups = None if self._starts is None else _Groups(self._starts)
         self._failed = np.zeros(len(rows), dtype=bool)
+        self._answer_lengths = [0, 0, 0]
         self.warnings: tuple[str, ...] = ()
         value_type = None if schema is None else schema.arrow_type
         choices = _choices(schema, probabilities)
@@ -136,10 +141,16 @@ class Table:
             schema,
             options,
             probabilities=probabilities,
+            has_reasoning=has_reasoning,
             metadata={**metadata, "batchradix.table": self._digest(keep)},
         )
         encode = None if schema is None else schema.to_arrow
-        inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)
+        inner = shard_schema(
+            id_type=source.id_type,
+            value_type=value_type,
+            choices=choices,
+            has_reasoning=has_reasoning,
+        )
         done = np.zeros(len(rows), dtype=bool)
         self._sink: ShardWriter | MemorySink
         if folder is None:
@@ -251,6 +262,10 @@ class Table:
 
     def _count(self, row: int, status: Status, error_code: str | None, num_tokens: int) -> None:
         self._counts.completion_tokens += num_tokens
+        if num_tokens or status is not Status.ERROR:
+            self._answer_lengths[0] += 1
+            self._answer_lengths[1] += num_tokens
+            self._answer_lengths[2] += num_tokens * num_tokens
         self._failed[row] = status is not Status.OK
         whole = (status, error_code)
         if self._groups is not None:
@@ -265,7 +280,17 @@ class Table:
         """Rows of the finished table."""
         if self._starts is None:
             return int(np.count_nonzero(self._members))
-        return len(self._starts) - 1
+        return int(np.count_nonzero(self._input_members(self._starts)))
+
+    @property
+    def answer_lengths(self) -> tuple[int, int, int]:
+        """Of all answers so far: how many, their tokens, and the squares of these summed up."""
+        count, total, squares = self._answer_lengths
+        return count, total, squares
+
+    def _input_members(self, starts: I64) -> NDArray[np.bool_]:
+        """bool[m]: input rows, of those that have several results, that the table is to hold."""
+        return self._members[starts[:-1]]
 
     @property
     def failed(self) -> NDArray[np.bool_]:
@@ -302,7 +327,7 @@ class Table:
         summary.resumed_rows = self._num_resumed
         if self._starts is not None:
             done = np.logical_and.reduceat(~self.is_waiting, self._starts[:-1])
-            summary.resumed_rows = int(done.sum())
+            summary.resumed_rows = int((done & self._input_members(self._starts)).sum())
 
     def finish(self) -> pa.Table | None:
         """The finished table: written to its file (None), or returned.
@@ -318,6 +343,7 @@ class Table:
                 keep_batches=self._kept(),
                 unnest=options.unnest,
                 starts=self._starts,
+                rows=self._chosen,
             )
         assert self._folder is not None
         assert options.path is not None
@@ -333,7 +359,7 @@ class Table:
                 keep_batches=self._kept(),
                 unnest=options.unnest,
                 ids=self._rows.ids,
-                rows=None if self._members.all() else self._scratch.where(self._members),
+                rows=self._chosen,
                 format_=options.format,
                 starts=self._starts,
                 scratch=self._scratch,
@@ -342,9 +368,44 @@ class Table:
 
     def _kept(self) -> Any:
         batches = _keep_batches(self._source, self._options)
-        if batches is None or self._members.all():
+        return batches if batches is None else self._of_members(batches)
+
+    def _of_members(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Of columns of the whole input those rows that the table is to hold."""
+        if self._members.all():
             return batches
-        return chosen_rows(batches, self._members)
+        members = self._members if self._starts is None else self._input_members(self._starts)
+        return chosen_rows(batches, members)
+
+    @property
+    def _chosen(self) -> I64 | None:
+        """int64: the results that the table is to hold, all of them when None."""
+        return None if self._members.all() else self._scratch.where(self._members)
+
+    def results(self, column: str) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """All results as they are in shards, in input order, each batch beside an input column.
+
+        Call `finish` before. Raises `InputError` where the column is not there, or the input has
+        changed, and `SinkError`.
+        """
+        rows = self._chosen
+        num_rows = len(self._rows) if rows is None else len(rows)
+        if isinstance(self._sink, MemorySink):
+            ordered = self._sink.ordered(num_rows, rows)
+        else:
+            assert self._folder is not None
+            keys = self._rows.content_keys
+            ordered = committed_in_order(
+                self._folder, len(self._rows), keys, rows=rows, scratch=self._scratch
+            )
+        beside = KeptColumns(self._of_members(self._source.column_batches(column)), num_rows)
+        for batch in ordered:
+            begin = 0
+            while begin < batch.num_rows:
+                kept = beside.take(batch.num_rows - begin)
+                yield batch.slice(begin, kept.num_rows), kept
+                begin += kept.num_rows
+        beside.finish()
 
 
 class _Groups:

@@ -8,13 +8,15 @@ is made or its columns are checked; what befalls a single row is that row's `Row
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
 from batchradix.errors import OptionError, RowError, RowErrorCode, TemplateError
@@ -28,18 +30,19 @@ from batchradix.prompts.fields import ListFields, TemplateFields
 from batchradix.prompts.form import Form, Texts, form_of, sections_of, trimmings
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
-from batchradix.prompts.messages import read_conversation
+from batchradix.prompts.messages import ends_with_assistant, read_conversation
 from batchradix.prompts.passages import PassageOrders
 from batchradix.prompts.repeated import TextEncoder
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
 from batchradix.prompts.template import Place, Template, parse_place, parse_template
+from batchradix.prompts.thinking import KWARGS_COLUMN, Asked, ThinkingRule, ThinkingStyle
 from batchradix.prompts.tokenise import Part, encode_prompts
 from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
-from batchradix.types import I8, Row, TokenTable
+from batchradix.types import I8, Row, Thinking, TokenTable
 
-_INPUT_COLUMNS = ("messages", "prompt", "tools")
+_INPUT_COLUMNS = ("messages", "prompt", "tools", KWARGS_COLUMN)
 _CONTINUES = "continue_final_message"  # of requests, which all have it
 
 
@@ -57,11 +60,13 @@ class _Shape:
 class PromptBatch:
     """Prompts of a batch of rows. ``tokens`` has one row for each, in order, empty where the row
     has an error; ``errors`` is keyed by position in the batch. ``num_cleaned``: rows in which
-    lone surrogates were replaced by U+FFFD."""
+    lone surrogates were replaced by U+FFFD. ``thinks``: bool[n], rows that think before they
+    answer, whose prompts end where that begins."""
 
     tokens: TokenTable
     errors: dict[int, RowError]
     num_cleaned: int
+    thinks: NDArray[np.bool_]
 
 
 class PromptBuilder:
@@ -73,6 +78,7 @@ class PromptBuilder:
     functions in OpenAI's shape for every chat. A chat template that has a place for them shows
     them there, and then the instruction does not. ``are_requests``: rows are those of an OpenAI
     batch file, which say themselves whether a last assistant message is to be continued.
+    ``is_bound`` and ``bound`` tell `ThinkingRule` whether answers have to match something.
 
     Raises `TemplateError`, `OptionError` or `InputError` for what no row could mend.
     """
@@ -87,7 +93,11 @@ class PromptBuilder:
         schema_line: str = SCHEMA_LINE,
         tools: list[dict[str, Any]] | None = None,
         are_requests: bool = False,
+        chats: ChatOptions | None = None,
+        is_bound: Callable[[Row], bool] = lambda row: False,
+        bound: Collection[bool] = (False,),
     ) -> None:
+        self._chats = chats or ChatOptions()
         self._options = options
         self._are_requests = are_requests
         self._tokenizer = checkpoint.tokenizer
@@ -107,10 +117,13 @@ class PromptBuilder:
         self._shapes: dict[bytes, _Shape] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
-        self._chats = None if self._chat is None else ChatForms(self._chat, self._tokenizer)
+        self._forms = None if self._chat is None else ChatForms(self._chat, self._tokenizer)
         self._check_options()
-        self._check_chat()
         self._columns: tuple[str, ...] = ()
+        self._rule = ThinkingRule(
+            self._thinking_style(), self._chats, is_bound=is_bound, bound=bound
+        )
+        self._check_chat()
         if columns is not None:
             self.check_columns(columns)
 
@@ -120,10 +133,24 @@ class PromptBuilder:
     def required_columns(self) -> frozenset[str]:
         """Top-level input columns that prompts are made of; readers need no others for them."""
         if self._template is None:
-            return frozenset(
-                [*_INPUT_COLUMNS, _CONTINUES] if self._are_requests else _INPUT_COLUMNS
-            )
-        return frozenset(place.column for place in self._template.places)
+            continues = (_CONTINUES,) if self._are_requests else ()
+            return frozenset([*_INPUT_COLUMNS, *continues])
+        has_own = self._chat is not None and KWARGS_COLUMN in self._columns
+        own = (KWARGS_COLUMN,) if has_own else ()
+        return frozenset([*(place.column for place in self._template.places), *own])
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How rows think that do, None where none can."""
+        style = None if self._chat is None else self._chat.thinking
+        if style is None:
+            return None
+        return style.settings(self._matcher, self._tokenizer, self._chats.thinking_tokens)
+
+    @property
+    def may_think(self) -> bool:
+        """Whether any row may think."""
+        return self._chat is not None and self._has_chats and self._rule.may_think(self._columns)
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Refuses a job whose input has not the columns it needs; ``columns`` is what the input
@@ -136,8 +163,12 @@ class PromptBuilder:
         self._columns = tuple(columns)
         self._template = self._parse(columns)
         self.__dict__.pop("_common", None)
+        if self._template is not None and self._chat is None:
+            self._rule.refuse_raw()
         if self._template is None:
             self._has_chats = "messages" in columns
+            if not self._has_chats and "prompt" in columns:
+                self._rule.refuse_raw()
             check_input_columns(
                 columns,
                 no_chat=None if self._chat is not None else self._no_chat,
@@ -168,6 +199,8 @@ class PromptBuilder:
         template, options = self._template, self._options
         if self._chat is not None and self._chat.writes_date:
             yield cautions.DATE_WRITTEN
+        if self._rule.is_kept_from_thinking and self._has_chats:
+            yield cautions.KEPT_FROM_THINKING
         if self._has_tools:
             is_told = self._tools is not None and self._chat is not None and self._has_chats
             if not (is_told or self.shows_schema):
@@ -188,12 +221,15 @@ class PromptBuilder:
         prompts: list[Sequence[Part]] = []
         errors: dict[int, RowError] = {}
         num_cleaned = 0
+        thinks = np.zeros(len(rows), dtype=np.bool_)
         for position, row in enumerate(rows):
             parts: Sequence[Part] = ()
             if row.error is None:
                 try:
-                    parts, cleaned = _cleaned(self._parts(row))
+                    asked = self._asked(row)
+                    parts, cleaned = _cleaned(self._parts(row, asked))
                     num_cleaned += cleaned
+                    thinks[position] = bool(asked.thinks)
                 except RowProblem as problem:
                     errors[position] = problem.at(row)
             prompts.append(parts)
@@ -201,15 +237,16 @@ class PromptBuilder:
         for position in np.flatnonzero(tokens.lengths == 0).tolist():
             if rows[position].error is None and position not in errors:
                 errors[position] = _empty(rows[position])
-        return PromptBatch(tokens, errors, num_cleaned)
+        return PromptBatch(tokens, errors, num_cleaned, thinks)
 
     def explain(self, row: Row) -> PromptView:
         """One row's prompt with its spans and their ids, for people to look at."""
         if row.error is not None:
             return PromptView(error=row.error)
         try:
-            spans = self._spans(self._arranged(row))
-            spans = [replace(span, text=clean_text(span.text)) for span in spans]
+            asked = self._asked(row)
+            found = self._spans(self._arranged(row), asked)
+            spans = [replace(span, text=clean_text(span.text)) for span in found]
         except RowProblem as problem:
             return PromptView(error=problem.at(row))
         table = encode_prompts(self._tokenizer, [[span] for span in spans])
@@ -223,7 +260,8 @@ class PromptBuilder:
                     ids=tuple(table[i].tolist()),
                 )
                 for i, span in enumerate(spans)
-            )
+            ),
+            thinks=bool(asked.thinks),
         )
 
     def fields(self) -> TemplateFields | None:
@@ -259,36 +297,48 @@ class PromptBuilder:
     def _arranged(self, row: Row) -> Row:
         return row if self._passages is None else self._passages.arranged(row)
 
-    def _spans(self, row: Row) -> list[Span]:
+    def _asked(self, row: Row) -> Asked:
+        """What a row's chat asks for beside its messages. Raises `RowProblem`."""
+        if self._chat is None:
+            return Asked()
+        messages = row.values.get("messages")
+        if self._template is not None:
+            return self._rule.of(row)
+        if messages is None:
+            return self._rule.of_raw()
+        may_continue = not self._are_requests or bool(row.values[_CONTINUES])
+        return self._rule.of(row, continues=may_continue and ends_with_assistant(messages))
+
+    def _spans(self, row: Row, asked: Asked) -> list[Span]:
         template = self._shape(row).template
         if template is None:
-            return self._input_spans(row)
+            return self._input_spans(row, asked)
         pieces = template.pieces(row.values)
         if self._chat is None:
             return self._raw_spans(pieces)
-        return self._chat.spans(self._conversation(self._chat, Mixed(tuple(pieces))))
+        return self._chat.spans(self._conversation(self._chat, asked, Mixed(tuple(pieces))))
 
-    def _conversation(self, template: ChatTemplate, content: Any) -> Conversation:
+    def _conversation(self, template: ChatTemplate, asked: Asked, content: Any) -> Conversation:
         chat = user_conversation(content, template, self._system)
-        return replace(chat, tools=self._tools)
+        return asked.applied(replace(chat, tools=self._tools))
 
-    def _parts(self, row: Row) -> Sequence[Part]:
+    def _parts(self, row: Row, asked: Asked) -> Sequence[Part]:
         """As `_spans`, with what is known encoded already, where the row fits the job's form."""
         shape, values = self._shape(row), row.values
         form, template = shape.form, shape.template
         if form is None:
-            return self._spans(row)
+            return self._spans(row, asked)
         if template is None:
             prompt = values.get("prompt")
             if not isinstance(prompt, str) or values.get("messages") is not None or self._system:
-                return self._input_parts(row)
+                return self._input_parts(row, asked)
             return form.fill(((prompt,),))
         texts = template.texts(values)
         if self._chat is None:
             return form.fill([(text,) for text in texts])
-        if all(map(self._chat.is_harmless, texts)):
+        if asked is self._rule.default and all(map(self._chat.is_harmless, texts)):
             return form.fill(trimmings(shape.sections, texts))
-        return self._spans(row)
+        return self._spans(row, asked)
 
     def _shape(self, row: Row) -> _Shape:
         """The template of a row's prompt, and its form."""
@@ -323,11 +373,12 @@ class PromptBuilder:
             return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
         chat, first = self._chat, template.parts[0]
         begins = "" if isinstance(first, Place) else _constant(first)
+        asked = self._rule.default
         return chat_form(
-            chat, self._tokenizer, lambda texts: self._conversation(chat, texts[0]), [begins]
+            chat, self._tokenizer, lambda texts: self._conversation(chat, asked, texts[0]), [begins]
         )
 
-    def _own_conversation(self, values: Mapping[str, Any]) -> Conversation | None:
+    def _own_conversation(self, values: Mapping[str, Any], asked: Asked) -> Conversation | None:
         """The chat that a row brings, None where it brings none."""
         if values.get("messages") is None:
             return None
@@ -351,20 +402,21 @@ class PromptBuilder:
             self._chat,
             self._system,
             may_continue=not self._are_requests or bool(values[_CONTINUES]),
+            must_continue=self._are_requests and bool(values[_CONTINUES]),
         )
-        return replace(chat, tools=self._tools or chat.tools)
+        return asked.applied(replace(chat, tools=self._tools or chat.tools))
 
-    def _input_parts(self, row: Row) -> Sequence[Part]:
+    def _input_parts(self, row: Row, asked: Asked) -> Sequence[Part]:
         """As `_input_spans`, by the form of the row's conversation where it has one."""
-        chat = self._own_conversation(row.values)
-        if chat is None or self._chat is None or self._chats is None:
-            return self._spans(row)
-        return self._chats.parts(chat) or self._chat.spans(chat)
+        chat = self._own_conversation(row.values, asked)
+        if chat is None or self._chat is None or self._forms is None:
+            return self._spans(row, asked)
+        return self._forms.parts(chat) or self._chat.spans(chat)
 
-    def _input_spans(self, row: Row) -> list[Span]:
+    def _input_spans(self, row: Row, asked: Asked) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
         values = row.values
-        chat = self._own_conversation(values)
+        chat = self._own_conversation(values, asked)
         if chat is not None and self._chat is not None:
             return self._chat.spans(chat)
         if values.get("prompt") is None:
@@ -439,12 +491,23 @@ class PromptBuilder:
                 self._matcher,
                 special_texts=_special_texts(checkpoint),
                 literals=self._literals(),
+                variables=self._chats.chat_template_kwargs or {},
             )
         except TemplateError as error:
             if wanted:
                 raise
             self._no_chat = str(error)
             return None
+
+    def _thinking_style(self) -> ThinkingStyle | None:
+        """How the model thinks. Raises `OptionError` where it has to and cannot."""
+        style = None if self._chat is None else self._chat.thinking
+        if self._chats.thinking == "on" and self._chat is not None and style is None:
+            raise OptionError(
+                "`thinking` on is not possible: neither the chat template nor the tokenizer of the "
+                "model knows a marker such as <think>; use a model that thinks, or leave it out"
+            )
+        return style
 
     def _literals(self) -> tuple[str, ...]:
         if self._template is None:
@@ -469,9 +532,10 @@ class PromptBuilder:
         probe = "probe"
         if self._template is not None:
             chat = user_conversation(probe, self._chat, None)
-            try_chat(self._chat, replace(chat, tools=self._tools), probe)
+            chat = self._rule.default.applied(replace(chat, tools=self._tools))
+            try_chat(self._chat, chat, probe)
         if self._system is not None:
-            chat = user_conversation("?", self._chat, probe)
+            chat = self._rule.default.applied(user_conversation("?", self._chat, probe))
             try_chat(self._chat, chat, probe, what="a system message")
 
 

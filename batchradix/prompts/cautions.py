@@ -23,6 +23,10 @@ DATE_WRITTEN = (
     "the model's chat template writes today's date into every prompt, so the same job run on "
     "another day has other prompts"
 )
+KEPT_FROM_THINKING = (
+    "the model can think before it answers, and does not where answers have to match something; "
+    "--thinking on lets it, and the thinking goes to a column of its own"
+)
 SCHEMA_UNTOLD = (
     "the prompts come from the input as they are, without the schema: it only limits what the "
     "model can write, so say in them what its parts mean"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,13 @@ def chat_form(
 
 
 class ChatForms:
-    """The forms of rows' own conversations, one for each sequence of roles."""
+    """The forms of rows' own conversations, one for each sequence of roles (and for each way to
+    think, and variables that the template gets)."""
 
     def __init__(self, chat: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._chat = chat
         self._tokenizer = tokenizer
-        self._forms: dict[tuple[str, ...], Form | None] = {}
+        self._forms: dict[tuple[Any, ...], Form | None] = {}
 
     def parts(self, conversation: Conversation) -> list[Part] | None:
         """The prompt of ``conversation``, as `ChatTemplate.spans` has it; None where it has more
@@ -61,16 +63,18 @@ class ChatForms:
         if not all(len(m) == 2 and type(t) is str for m, t in zip(messages, texts, strict=True)):
             return None
         roles = tuple(message["role"] for message in messages)
-        if roles not in self._forms and len(self._forms) < _MOST_FORMS:
-            self._forms[roles] = self._form(roles)
-        form = self._forms.get(roles)
+        shape = roles, conversation.thinks, repr(conversation.variables)
+        if shape not in self._forms and len(self._forms) < _MOST_FORMS:
+            self._forms[shape] = self._form(roles, conversation)
+        form = self._forms.get(shape)
         if form is None or noncharacters(texts) or not all(map(self._chat.is_harmless, texts)):
             return None
         return form.fill([fill for text in texts for fill in trimmings(_WHOLE, [text])])
 
-    def _form(self, roles: tuple[str, ...]) -> Form | None:
+    def _form(self, roles: tuple[str, ...], conversation: Conversation) -> Form | None:
         def own(texts: Sequence[Any]) -> Conversation:
             pairs = zip(roles, texts, strict=True)
-            return Conversation(messages=[{"role": r, "content": text} for r, text in pairs])
+            messages = [{"role": role, "content": text} for role, text in pairs]
+            return replace(conversation, messages=messages)
 
         return chat_form(self._chat, self._tokenizer, own, [""] * len(roles))

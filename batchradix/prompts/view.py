@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 
 from batchradix.errors import RowError
+from batchradix.visible import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,12 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptView:
-    """One row's prompt as `preview` shows it; without spans where the row has an ``error``."""
+    """One row's prompt as `preview` shows it; without spans where the row has an ``error``.
+    ``thinks``: the row thinks before it answers."""
 
     spans: tuple[SpanView, ...] = ()
     error: RowError | None = None
+    thinks: bool = False
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -41,23 +43,6 @@ class PromptView:
         can pass for a special token here either.
         """
         return "".join(
-            f"⟦{_visible(span.text)}⟧" if span.is_token else _visible(span.text)
+            f"⟦{visible(span.text)}⟧" if span.is_token else visible(span.text)
             for span in self.spans
         )
-
-
-def _visible(text: str) -> str:
-    return "".join(map(_visible_character, text))
-
-
-def _visible_character(char: str) -> str:
-    code = ord(char)
-    if char == "\n":
-        return char
-    if code < 0x20:
-        return chr(0x2400 + code)  # control pictures
-    if code == 0x7F:
-        return "␡"
-    if char in "⟦⟧" or unicodedata.category(char) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"):
-        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return char

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchradix.report.estimate import Estimate, lasting
+from batchradix.report.gold import GoldScores
 from batchradix.types import Status, Usage
 
 
@@ -52,18 +54,12 @@ class Forecast:
             if self.is_guess
             else (f"with {length} tokens chosen an answer")
         )
-        time = "" if self.seconds is None else f", {_lasting(self.seconds)} here"
+        time = "" if self.seconds is None else f", {lasting(self.seconds)} here"
         return (
             f"{self.computed_tokens + self.recomputed_tokens:,} prompt tokens and "
             f"{self.decode_steps:,} of answers in {self.forward_steps:,} steps, "
             f"{self.peak_kv_tokens:,} KV tokens{time}, {answers}"
         )
-
-
-def _lasting(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:,.1f} s"
-    return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +107,8 @@ class Summary:
     failed_rows: int | None = None  # written to a file of their own
     forecast: Forecast | None = None  # of this run, made before it
     ran_rows: int = 0  # that the engine answered
+    gold: GoldScores | None = None  # answers held against right ones
+    estimate: Estimate | None = None  # of the whole job, where this is a sample of it
 
     def count(self, status: Status, error_code: str | None = None) -> None:
         """Adds one row."""
@@ -185,6 +183,8 @@ class Summary:
             "answer_tokens": self.answer_tokens,
             "predicted": None if self.forecast is None else asdict(self.forecast),
             "failed_rows": self.failed_rows,
+            "gold": None if self.gold is None else self.gold.to_json(),
+            "estimate": None if self.estimate is None else self.estimate.to_json(),
             "error_codes": dict(sorted(self.error_codes.items())),
             "model": self.model,
             "dtype": self.dtype,
@@ -246,6 +246,10 @@ class Summary:
                 f"{self.load_s:.1f} s load, {self.plan_s:.1f} s plan, {self.run_s:.1f} s run",
             ),
         ]
+        if self.gold is not None:
+            lines += self.gold.lines()
+        if self.estimate is not None:
+            lines += self.estimate.lines()
         if self.stopped_by is not None:
             name = signal.Signals(self.stopped_by).name
             text = f"by {name} with {self.rows_left:,} rows left; the same command goes on"

@@ -59,8 +59,8 @@ def finalise(
     the file holds, all when None. ``format_`` names the format where it is not that of the
     output's extension; what failed may then go to a file of its own, ``folder.errors``.
     ``starts``: where an input row has several results, as in `samples.fold_samples`; kept columns
-    are then those of its m input rows, and ``num_rows`` results become m rows. There are no
-    ``rows`` then.
+    are then those of its m input rows, and ``num_rows`` results become m rows. ``rows`` are
+    numbers of results then, all of an input row or none.
 
     The file is a function of shards, schema, ids and kept columns: the same bytes each time,
     however the rows lie in the shards. Memory is bounded (see `sink.ordering`); arrays of a value
@@ -72,14 +72,10 @@ def finalise(
     rows. The output is what it was before then, and what was committed stays.
     """
     scratch = scratch or Scratch(least_bytes=None)
-    committed = read_committed(folder, scratch=scratch)
-    source = match_rows(committed, num_rows, key_of_row, scratch=scratch)
-    if rows is not None:
-        source, num_rows = _chosen(source, rows, scratch), len(rows)
-    _verify(committed, source, by_key=key_of_row is not None)
-    pieces = _pieces(folder, committed, source, scratch)
+    ordered = committed_in_order(folder, num_rows, key_of_row, rows=rows, scratch=scratch)
+    num_rows = num_rows if rows is None else len(rows)
     batches = zip_columns(
-        in_order(pieces, num_rows, folder.tmp / "spool.arrow", scratch),
+        ordered,
         schema,
         keep_batches,
         num_rows=num_rows,
@@ -100,6 +96,25 @@ def finalise(
         with contextlib.suppress(OSError):
             remove_partials(folder)
     mark_finished(folder, {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()})
+
+
+def committed_in_order(
+    folder: RunFolder,
+    num_rows: int,
+    key_of_row: NDArray[Any] | None = None,
+    *,
+    rows: I64 | None = None,
+    scratch: Scratch,
+) -> Iterator[pa.RecordBatch]:
+    """The committed results of all rows, or of ``rows``, as they are in shards, in input order;
+    arguments, memory and errors as in `finalise`."""
+    committed = read_committed(folder, scratch=scratch)
+    source = match_rows(committed, num_rows, key_of_row, scratch=scratch)
+    if rows is not None:
+        source, num_rows = _chosen(source, rows, scratch), len(rows)
+    _verify(committed, source, by_key=key_of_row is not None)
+    pieces = _pieces(folder, committed, source, scratch)
+    return in_order(pieces, num_rows, folder.tmp / "spool.arrow", scratch)
 
 
 def _write(
@@ -171,14 +186,16 @@ def zip_columns(
     rows: I64 | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of shard columns in input order to batches of ``schema`` with kept columns, folded
-    where ``starts`` says which belong together. ``rows``: int64[num_rows], their numbers in the
-    input, from 0 on when None.
+    where ``starts`` says which belong together. ``rows``: int64[num_rows], the numbers of the
+    results among those of the whole input, from 0 on when None.
 
     Raises `InputError` when ``keep_batches`` has not exactly ``num_rows`` rows.
     """
     if starts is not None:
-        ordered, num_rows = fold_samples(ordered, starts), len(starts) - 1
         ids = None if ids is None else ids.take(pa.array(starts[:-1]))
+        if rows is not None:
+            rows, starts = _chosen_groups(starts, rows)
+        ordered, num_rows = fold_samples(ordered, starts), len(starts) - 1
     kept = None if keep_batches is None else KeptColumns(keep_batches, num_rows)
     row = 0
     for window in ordered:
@@ -193,6 +210,13 @@ def zip_columns(
         row += window.num_rows
     if kept is not None:
         kept.finish()
+
+
+def _chosen_groups(starts: I64, rows: I64) -> tuple[I64, I64]:
+    """The input rows that the results ``rows`` are of, and where these begin among them."""
+    groups = np.flatnonzero(np.isin(starts[:-1], rows))
+    sizes = np.diff(starts)[groups]
+    return groups, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def _numbered(part: pa.RecordBatch, numbers: I64, ids: Any) -> pa.RecordBatch:

@@ -47,10 +47,29 @@ class MemorySink:
         keep_batches: Iterator[pa.RecordBatch] | None = None,
         unnest: bool = False,
         starts: I64 | None = None,
+        rows: I64 | None = None,
     ) -> pa.Table:
         """The table in input order; arguments and errors as in `finalise.finalise`."""
+        num_rows = num_rows if rows is None else len(rows)
+        parts = zip_columns(
+            self.ordered(num_rows, rows),
+            schema,
+            keep_batches,
+            num_rows=num_rows,
+            unnest=unnest,
+            starts=starts,
+            rows=rows,
+        )
+        return pa.Table.from_batches(list(parts), schema=schema)
+
+    def ordered(self, num_rows: int, rows: I64 | None = None) -> Iterator[pa.RecordBatch]:
+        """The results as they are in shards, in input order. ``rows``: int64[num_rows], ascending,
+        the rows there are results of; from 0 on when None. Raises `SinkError` where some are
+        missing or doubled."""
         self.commit()
         targets = [b.column("row").to_numpy() for b in self._batches]
+        if rows is not None:
+            targets = [np.searchsorted(rows, numbers) for numbers in targets]
         every = np.concatenate([np.zeros(0, np.int64), *targets])
         if len(every) != num_rows or not np.array_equal(np.sort(every), np.arange(num_rows)):
             found = len(np.unique(every[(every >= 0) & (every < num_rows)]))
@@ -58,8 +77,4 @@ class MemorySink:
                 f"the results do not make up the input's {num_rows} rows: "
                 f"{num_rows - found} missing, {len(every) - found} doubled or beyond it"
             )
-        ordered = in_order(zip(self._batches, targets, strict=True), num_rows)
-        parts = zip_columns(
-            ordered, schema, keep_batches, num_rows=num_rows, unnest=unnest, starts=starts
-        )
-        return pa.Table.from_batches(list(parts), schema=schema)
+        return in_order(zip(self._batches, targets, strict=True), num_rows)

@@ -15,7 +15,7 @@ import contextlib
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -371,12 +371,29 @@ def shard_jobs(folder: RunFolder) -> set[str]:
     return jobs
 
 
+def shard_batches(
+    work: Path, columns: tuple[str, ...] | None, paths: Sequence[Path] | None = None
+) -> Iterator[tuple[Path, pa.RecordBatch]]:
+    """The readable shards of a work folder that another process may hold, in order of commit,
+    with ``columns`` of them; all when None. ``paths``: only these. Nothing is changed; a shard that
+    is replaced meanwhile is left out. Raises `OSError`."""
+    for path in _in_order((work / "shards").iterdir()) if paths is None else paths:
+        with contextlib.suppress(FileNotFoundError):
+            batch, _ = _read_shard(path, None, None, columns=columns)
+            if batch is not None:
+                yield path, batch
+
+
 def _shard_paths(folder: RunFolder) -> list[Path]:
+    return _in_order(folder.shards.iterdir())
+
+
+def _in_order(paths: Iterable[Path]) -> list[Path]:
     def number(path: Path) -> tuple[int, str]:
         match = _NAME.fullmatch(path.name)
         return (int(match[1]) if match else -1, path.name)
 
-    return sorted((p for p in folder.shards.iterdir() if p.is_file()), key=number)
+    return sorted((p for p in paths if p.is_file()), key=number)
 
 
 def remove_partials(folder: RunFolder) -> None:

@@ -74,7 +74,12 @@ class HubStandIn:
             else:
                 etag = hashlib.sha1(content).hexdigest()
                 headers = {"ETag": f'"{etag}"', "X-Repo-Commit": self.sha}
-                _send(request, content, 200, headers)
+                asked = request.headers.get("Range")
+                if asked is None:
+                    _send(request, content, 200, headers)
+                else:
+                    first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                    _send(request, content[first : last + 1], 206, headers)
         else:
             _json(request, {"error": request.path}, 404)
 

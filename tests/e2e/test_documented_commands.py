@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batchradix.cli.main import main
 from batchradix.errors import RowErrorCode
 from batchradix.jobs.openai_request import SETTINGS, WITHOUT_EFFECT
+from batchradix.report.estimate import Estimate
 from batchradix.report.trace import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,39 @@ def test_the_commands_and_the_program_of_the_page_on_traces_run(
     assert "model_tokens" in done.stdout
 
 
+def test_the_commands_of_the_page_on_looking_run(
+    tiny_model_folder: MakeTinyModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(tiny_model_folder("const", prefer='7}"1'), tmp_path / "Qwen3-4B")
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    rows = [{"id": f"r{n}", "review": f"the {n}th", "label": {"n": n % 8}} for n in range(24)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "reviews.parquet")
+    for name in ("review", "other"):
+        (tmp_path / f"{name}.jinja").write_text(f"{name}: {{{{ review }}}} {{{{ schema }}}}")
+    [commands] = blocks("docs/looking.md", "sh")
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for line in commands.splitlines():  # in this process: eight would each load torch
+        monkeypatch.setattr(sys, "argv", ["batchradix", *installed_command(line)[3:]])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        output, error = capfd.readouterr()
+        assert stop.value.code == 0, error
+        said.append(output)
+    assert said[0].startswith("⟦<bos>⟧review: the 0th")
+    assert "whole job  24 rows" in said[1]
+    assert len(said[2].splitlines()) == 2 + 5
+    assert "r7 " not in said[3]
+    assert "20 of them from an earlier run" in said[4]
+    assert said[5] == ""
+    assert "24 equal, 0 different" in said[7]
+    page = (ROOT / "docs" / "looking.md").read_text(encoding="utf-8")
+    assert [name for name in Estimate.__slots__ if f"`{name}`" not in page] == ["price_per_hour"]
+
+
 def test_the_command_of_the_page_on_runs_measures_and_keeps_what_auto_goes_by(
     tiny_model_folder: MakeTinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +170,20 @@ def test_the_command_of_the_page_on_runs_measures_and_keeps_what_auto_goes_by(
     assert labels[0] == labels[1]
     [table] = (tmp_path / "cache" / "attention").iterdir()
     assert said[-1].endswith(str(table))
+
+
+def test_the_job_of_the_page_on_prompts_thinks_first(
+    thinker_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    shutil.copytree(thinker_folder("switch"), tmp_path / "Qwen3-4B")
+    [rows] = blocks("docs/prompts.md", "json")
+    (tmp_path / "chats.jsonl").write_text(f"{rows}\n")
+    [command] = blocks("docs/prompts.md", "sh")
+    done = run(installed_command(command), tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(tmp_path / "answers.parquet")
+    assert table["reasoning"].to_pylist() == ["um"] * 2
+    assert set(table["value"].to_pylist()) <= {"2", "4", "6", "8"}
 
 
 def test_the_check_of_the_page_on_gpus_runs_on_a_cpu_without_what_is_not_named(

@@ -29,10 +29,12 @@ PROMPT_OPTIONS = {
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
     "--reorder-columns", "--sort-passages",
     "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--chat-template", "--chat-template-kwargs", "--thinking", "--thinking-tokens",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
         "--schema-column", "--retries", "--shard",
+        "--sample", "--sample-seed", "--price-per-hour", "--gold",
         "--output", "-o", "--format", "--keep", "--limit", "--max-tokens", "--temperature",
         "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",
@@ -50,7 +52,11 @@ OPTIONS = {
     },
     "plan": PROMPT_OPTIONS | {"--limit", "--json", "--schema-column", "--shards", "--report"},
     "merge": {"--allow-failures", "--json"},
-    "preview": PROMPT_OPTIONS | {"--row", "--ids"},
+    "preview": PROMPT_OPTIONS | {"--row", "--id", "--ids", "--schema-column", "--json"},
+    "show": {
+        "--status", "--id", "--limit", "-n", "--columns", "--wrong", "--gold", "--input", "--json",
+    },
+    "diff": {"--columns", "--ignore", "--tolerance", "--limit", "-n", "--json"},
     "models": {"--json"},
     "models list": {"--json"},
     "models pull": set(),

@@ -48,6 +48,24 @@ def test_bad_records_are_error_rows_between_good_ones(tmp_path: Path) -> None:
     assert "a.csv line 3 has 1 cells, but the header has 2" in bad[0].error.message
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_quote_that_nothing_closes_is_refused_and_swallows_no_rows(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b'id\n1\n"2\n3\n4\n')
+    with pytest.raises(InputError, match=rf"{name} line 3: a quote is opened .* never closed"):
+        rows_of(path)
+    path.write_bytes(b'id\n1\n"2\n""3""\n"\n4\n')
+    assert [r.id for r in rows_of(path)] == ["1", '2\n"3"\n', "4"]
+
+
+def test_a_zero_byte_is_text_and_carriage_returns_end_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"id,t\r1,a\x00b\r2,c")
+    assert [r.values["t"] for r in rows_of(path)] == ["a\x00b", "c"]
+
+
 def test_setting_columns_are_read_as_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"prompt,max_tokens,temperature,stop\n1,16,0.5,2\n1,many,,\n")
@@ -58,8 +76,11 @@ def test_setting_columns_are_read_as_numbers(tmp_path: Path) -> None:
 
 def test_a_header_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes(b"a,a\n1,2\n")
-    with pytest.raises(InputError, match=r"header of .*a\.csv"):
+    path.write_bytes(b"a,b,a\n1,2,3\n")
+    with pytest.raises(InputError, match=r"header of .*a\.csv names the column 'a' twice"):
+        rows_of(path)
+    path.write_bytes(b"a,\xff\n1,2\n")
+    with pytest.raises(InputError, match=r"header .*a\.csv line 1 is not UTF-8"):
         rows_of(path)
 
 

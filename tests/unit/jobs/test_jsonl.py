@@ -235,8 +235,19 @@ def test_a_compressed_file_cut_short_is_refused_by_name(tmp_path: Path, name: st
     data = "".join(json.dumps({"p": str(i * 7919)}) + "\n" for i in range(20000)).encode()
     whole = gzip.compress(data) if name.endswith("gz") else zstd(data)
     path = write(tmp_path, whole[: len(whole) // 2], name)
-    with pytest.raises(InputError, match=f"{name} is damaged or cut short"):
+    with pytest.raises(InputError, match=rf"{name} is damaged or cut short after line \d{{4,}}:"):
         open_job(path).scan()
+
+
+def test_a_member_of_a_gzip_file_cut_short_is_told_by_the_lines_before_it(tmp_path: Path) -> None:
+    """Zeros behind the end are no member: tapes and some writers pad so."""
+    lines = b'{"id":"a"}\n{"id":"b"}\n'
+    path = write(tmp_path, gzip.compress(lines) + bytes(500), "j.jsonl.gz")
+    assert [row.id for row in rows_of(path)] == ["a", "b"]
+    for rest in (gzip.compress(lines)[:-9], b"no gzip"):
+        write(tmp_path, gzip.compress(lines) + rest, "j.jsonl.gz")
+        with pytest.raises(InputError, match=r"cut short after line [24]:"), open_job(path) as job:
+            job.scan()
 
 
 def test_a_file_that_changes_between_passes_is_refused(tmp_path: Path) -> None:

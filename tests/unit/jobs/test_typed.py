@@ -388,6 +388,41 @@ def test_arrow_text_with_broken_offsets_is_refused_and_does_not_crash(tmp_path: 
         all_rows(source)
 
 
+def not_utf8(type_: pa.DataType) -> pa.Array:
+    """Two texts of which the second is b"\\xff", in a string column or below one."""
+    offsets = pa.array([0, 1, 2], pa.int32()).buffers()[1]
+    text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
+    if pa.types.is_list(type_):
+        return pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), text)
+    if pa.types.is_struct(type_):
+        return pa.StructArray.from_arrays([text, pa.array([b"\xfe", None])], ["t", "b"])
+    return text
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_ipc, in_memory])
+@pytest.mark.parametrize(
+    ("type_", "kept"),
+    [
+        (pa.string(), "\ufffd"),
+        (pa.list_(pa.string()), ["\ufffd"]),
+        (pa.struct([("t", pa.string()), ("b", pa.binary())]), {"t": "\ufffd", "b": None}),
+    ],
+)
+def test_text_that_is_not_utf8_is_its_rows_error_and_mended_where_only_kept(
+    write: Callable[[pa.Table, Path, int], Any], type_: pa.DataType, kept: Any, tmp_path: Path
+) -> None:
+    table = pa.table({"id": ["x", "y"], "c": not_utf8(type_)})
+    with open_job(write(table, tmp_path, 1)) as source:
+        first, second = all_rows(source, ["c"])
+        assert first.error is None
+        assert second.error is not None
+        assert "row 1: the column 'c' cannot be read: its text is not UTF-8" in second.error.message
+        assert [row.error for row in all_rows(source, [])] == [None, None]
+        batches = pa.Table.from_batches(source.keep_batches("all"))
+        batches.validate(full=True)
+        assert batches["c"].to_pylist()[1] == kept
+
+
 def test_a_parquet_file_replaced_between_passes_is_refused(tmp_path: Path) -> None:
     path = write_parquet(pa.table({"a": [1, 2]}), tmp_path, 2)
     with open_job(path) as source:
@@ -395,3 +430,31 @@ def test_a_parquet_file_replaced_between_passes_is_refused(tmp_path: Path) -> No
         for columns in (["a"], []):
             with pytest.raises(InputError, match="changed"):
                 all_rows(source, columns)
+
+
+def test_a_nested_column_too_big_for_one_batch_is_read_in_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow cannot give more than 2 GiB of a nested column at once, which an average row need
+    not tell: here it stands for more than three of the big rows."""
+    rows = [{"l": [{"t": "x" * (100 if i >= 40 else 1)}]} for i in range(50)]
+    path = write_parquet(pa.Table.from_pylist(rows), tmp_path, 50)
+    real = pq.ParquetFile.iter_batches
+
+    def limited(self: pq.ParquetFile, batch_size: int, **options: Any) -> Any:
+        for batch in real(self, batch_size=batch_size, **options):
+            if batch.num_columns and batch.nbytes > 400:
+                raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", limited)
+    with open_job(path) as source:
+        assert [row.values for row in all_rows(source, None, 20)] == rows
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: broken())
+        with pytest.raises(InputError, match=r"t\.parquet .* Nested"):
+            all_rows(source)
+
+
+def broken() -> Any:
+    raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
+    yield

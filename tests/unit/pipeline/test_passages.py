@@ -52,7 +52,7 @@ def job(model: str, rows: Any, **changes: Any) -> RunConfig:
 
 
 def text_of(config: RunConfig, row: int) -> str:
-    return "".join(span.text for span in pipeline.preview(config, str(row)).spans)
+    return "".join(span.text for span in pipeline.preview(config, str(row)).view.spans)
 
 
 def test_rows_show_the_same_passages_and_share_more_of_them(model: str) -> None:

@@ -327,8 +327,8 @@ def test_plan_counts_what_rows_share(markov: str) -> None:
 def test_preview_shows_the_row_that_was_asked_for(markov: str) -> None:
     rows = [{"id": "one", "prompt": "a"}, {"id": "1", "prompt": "b"}, {"id": "z", "prompt": "c"}]
     job = config(markov, rows)
-    assert pipeline.preview(job, None).text == "<bos>a"
-    assert pipeline.preview(job, "1").text == "<bos>b"  # an id goes before a number
-    assert pipeline.preview(job, "2").text == "<bos>c"
+    assert pipeline.preview(job, None).view.text == "<bos>a"
+    assert pipeline.preview(job, "1").view.text == "<bos>b"  # an id goes before a number
+    assert pipeline.preview(job, "2").view.text == "<bos>c"
     with pytest.raises(InputError, match="no row with the id or number 'q'"):
         pipeline.preview(job, "q")

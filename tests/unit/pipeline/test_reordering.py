@@ -50,7 +50,7 @@ def test_rows_list_the_same_fields_and_share_more_of_them(model: str) -> None:
     assert after.distinct_tokens < before.distinct_tokens / 2
     for row in (0, 5, 29):
         texts = [
-            "".join(span.text for span in pipeline.preview(one, str(row)).spans)
+            "".join(span.text for span in pipeline.preview(one, str(row)).view.spans)
             for one in (written, job(model, rows))
         ]
         assert sorted(texts[0].splitlines()) == sorted(texts[1].splitlines())

@@ -177,5 +177,5 @@ def test_the_run_s_schema_in_prompts_of_rows_with_another_is_said(
 def test_a_row_can_show_its_own_schema_in_its_prompt(sevens: str) -> None:
     prompt = PromptOptions(template="{{ x }} {{ response_format }}")
     rows = [{"x": "x", "response_format": openai(digit("a"))}]
-    view = pipeline.preview(config(sevens, rows, prompt=prompt), None)
+    view = pipeline.preview(config(sevens, rows, prompt=prompt), None).view
     assert '"properties"' in view.marked()
