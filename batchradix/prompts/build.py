@@ -8,12 +8,9 @@ is made or its columns are checked; what befalls a single row is that row's `Row
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,28 +19,41 @@ from numpy.typing import NDArray
 from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
-from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.errors import OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.prompts import cautions
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.chat_check import try_chat
+from batchradix.prompts.chat_forms import ChatForms, chat_form
+from batchradix.prompts.columns import check_input_columns, check_places
 from batchradix.prompts.field_list import FieldList, find_list
 from batchradix.prompts.fields import ListFields, TemplateFields
-from batchradix.prompts.form import Form, Part, form_of
+from batchradix.prompts.form import Form, Texts, form_of, sections_of, trimmings
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
 from batchradix.prompts.messages import ends_with_assistant, read_conversation
 from batchradix.prompts.passages import PassageOrders
+from batchradix.prompts.repeated import TextEncoder
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
-from batchradix.prompts.template import SCHEMA_PLACE, Place, Template, parse_place, parse_template
+from batchradix.prompts.template import Place, Template, parse_place, parse_template
 from batchradix.prompts.thinking import KWARGS_COLUMN, Asked, ThinkingRule, ThinkingStyle
-from batchradix.prompts.tokenise import encode_prompts
+from batchradix.prompts.tokenise import Part, encode_prompts
 from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import I8, Row, Thinking, TokenTable
 
 _INPUT_COLUMNS = ("messages", "prompt", "tools", KWARGS_COLUMN)
 _CONTINUES = "continue_final_message"  # of requests, which all have it
-_LISTED_COLUMNS = 30  # names that a message lists at most
-_PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A template, what its prompts share where they share anything, and the sections of a chat
+    message's text, by the numbers of the template's parts."""
+
+    template: Template | None
+    form: Form | None
+    sections: list[Texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ class PromptBuilder:
         self._options = options
         self._are_requests = are_requests
         self._tokenizer = checkpoint.tokenizer
+        self._encoder = TextEncoder(checkpoint.tokenizer)
         self._schema_text = None if schema_text is None else clean_text(schema_text)
         self._schema_line = schema_line
         self._system = None if options.system is None else clean_text(options.system)
@@ -103,9 +114,10 @@ class PromptBuilder:
         self._list: FieldList | None = None
         self._orders: I8 | None = None
         self._passages: PassageOrders | None = None
-        self._shapes: dict[bytes, tuple[Template, Form | None]] = {}
+        self._shapes: dict[bytes, _Shape] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
+        self._forms = None if self._chat is None else ChatForms(self._chat, self._tokenizer)
         self._check_options()
         self._columns: tuple[str, ...] = ()
         self._rule = ThinkingRule(
@@ -150,15 +162,21 @@ class PromptBuilder:
             return
         self._columns = tuple(columns)
         self._template = self._parse(columns)
-        self.__dict__.pop("_form", None)
+        self.__dict__.pop("_common", None)
         if self._template is not None and self._chat is None:
             self._rule.refuse_raw()
         if self._template is None:
-            self._check_input_columns(columns)
+            self._has_chats = "messages" in columns
+            if not self._has_chats and "prompt" in columns:
+                self._rule.refuse_raw()
+            check_input_columns(
+                columns,
+                no_chat=None if self._chat is not None else self._no_chat,
+                has_system=self._system is not None,
+            )
             return
-        for place in self._template.places:
-            if place.column not in columns:
-                raise TemplateError(self._unknown(place, columns))
+        has_template = self._options.template is not None
+        check_places(self._template.places, columns, has_template=has_template)
 
     @property
     def shows_schema(self) -> bool:
@@ -176,6 +194,24 @@ class PromptBuilder:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and probably not meant, a sentence each."""
         return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        template, options = self._template, self._options
+        if self._chat is not None and self._chat.writes_date:
+            yield cautions.DATE_WRITTEN
+        if self._rule.is_kept_from_thinking and self._has_chats:
+            yield cautions.KEPT_FROM_THINKING
+        if self._has_tools:
+            is_told = self._tools is not None and self._chat is not None and self._has_chats
+            if not (is_told or self.shows_schema):
+                yield cautions.TOOLS_UNTOLD
+        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
+            yield cautions.REQUEST_TOOLS_UNTOLD
+        elif template is None and self._schema_text is not None:
+            yield cautions.SCHEMA_UNTOLD
+        if template is not None and options.template is not None:
+            schema_text = None if self._has_tools else self._schema_text
+            yield from cautions.template_cautions(options, template, schema_text)
 
     # -- rows -----------------------------------------------------------------------------
 
@@ -197,7 +233,7 @@ class PromptBuilder:
                 except RowProblem as problem:
                     errors[position] = problem.at(row)
             prompts.append(parts)
-        tokens = encode_prompts(self._tokenizer, prompts)
+        tokens = self._encoder.encode(prompts)
         for position in np.flatnonzero(tokens.lengths == 0).tolist():
             if rows[position].error is None and position not in errors:
                 errors[position] = _empty(rows[position])
@@ -274,7 +310,7 @@ class PromptBuilder:
         return self._rule.of(row, continues=may_continue and ends_with_assistant(messages))
 
     def _spans(self, row: Row, asked: Asked) -> list[Span]:
-        template = self._shape(row)[0]
+        template = self._shape(row).template
         if template is None:
             return self._input_spans(row, asked)
         pieces = template.pieces(row.values)
@@ -288,38 +324,46 @@ class PromptBuilder:
 
     def _parts(self, row: Row, asked: Asked) -> Sequence[Part]:
         """As `_spans`, with what is known encoded already, where the row fits the job's form."""
-        (template, form), values = self._shape(row), row.values
+        shape, values = self._shape(row), row.values
+        form, template = shape.form, shape.template
         if form is None:
             return self._spans(row, asked)
         if template is None:
             prompt = values.get("prompt")
             if not isinstance(prompt, str) or values.get("messages") is not None or self._system:
-                return self._spans(row, asked)
-            return form.fill((prompt,))
+                return self._input_parts(row, asked)
+            return form.fill(((prompt,),))
         texts = template.texts(values)
         if self._chat is None:
-            return form.fill(texts)
+            return form.fill([(text,) for text in texts])
         if asked is self._rule.default and all(map(self._chat.is_harmless, texts)):
-            return form.fill(_trimmings("".join(texts)))
+            return form.fill(trimmings(shape.sections, texts))
         return self._spans(row, asked)
 
-    def _shape(self, row: Row) -> tuple[Template | None, Form | None]:
+    def _shape(self, row: Row) -> _Shape:
         """The template of a row's prompt, and its form."""
         if self._orders is None or self._list is None or row.index >= len(self._orders):
-            return self._template, self._form
+            return self._common
         order = self._orders[row.index]
         shape = self._shapes.get(order.tobytes())
         if shape is None:
             template = self._list.ordered(order.tolist())
-            shape = self._shapes[order.tobytes()] = template, self._form_of(template)
+            shape = self._shapes[order.tobytes()] = self._shape_of(template)
         return shape
 
     @cached_property
-    def _form(self) -> Form | None:
-        """What all prompts of the job share, None where each has to be made by itself."""
-        return self._form_of(self._template)
+    def _common(self) -> _Shape:
+        """What all prompts of the job share."""
+        return self._shape_of(self._template)
+
+    def _shape_of(self, template: Template | None) -> _Shape:
+        parts = () if template is None else template.parts
+        texts = [i if isinstance(part, Place) else _constant(part) for i, part in enumerate(parts)]
+        sections = sections_of(texts, self._tokenizer.borders)
+        return _Shape(template, self._form_of(template), sections)
 
     def _form_of(self, template: Template | None) -> Form | None:
+        """None where each prompt has to be made by itself."""
         if template is None or self._chat is None:
             parts = [None] if template is None else template.parts
             literals = [part for part in parts if isinstance(part, str)]
@@ -328,46 +372,53 @@ class PromptBuilder:
             order = [i for i, part in enumerate(parts) if not isinstance(part, str)]
             return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
         chat, first = self._chat, template.parts[0]
-        begins = "" if isinstance(first, Place) else first if isinstance(first, str) else first.text
-        own = partial(self._conversation, chat, self._rule.default)
-        form = chat.form(own, begins, self._tokenizer)
-        if form is None:
+        begins = "" if isinstance(first, Place) else _constant(first)
+        asked = self._rule.default
+        return chat_form(
+            chat, self._tokenizer, lambda texts: self._conversation(chat, asked, texts[0]), [begins]
+        )
+
+    def _own_conversation(self, values: Mapping[str, Any], asked: Asked) -> Conversation | None:
+        """The chat that a row brings, None where it brings none."""
+        if values.get("messages") is None:
             return None
-        for probe in _PROBES:  # a template has to treat these alike, or each row is its own case
-            text = begins + probe
-            alone = chat.spans(own(text))
-            both = encode_prompts(self._tokenizer, [form.fill(_trimmings(text)), alone])
-            if not chat.is_harmless(text) or not np.array_equal(both[0], both[1]):
-                return None
-        return form
+        if self._chat is None:
+            raise RowProblem(
+                RowErrorCode.TEMPLATE_FAILED,
+                f"the row has 'messages', and {self._no_chat}",
+            )
+        tools = values.get("tools")
+        if self._has_tools and tools:
+            raise RowProblem(
+                RowErrorCode.BAD_VALUE,
+                "the row has 'tools' of its own, and the run's tools are those that answers "
+                "may call; leave the column or --tools out",
+            )
+        if self._are_requests and not self._chat.reads("tools"):
+            tools = None  # a warning says so
+        chat = read_conversation(
+            values["messages"],
+            tools,
+            self._chat,
+            self._system,
+            may_continue=not self._are_requests or bool(values[_CONTINUES]),
+            must_continue=self._are_requests and bool(values[_CONTINUES]),
+        )
+        return asked.applied(replace(chat, tools=self._tools or chat.tools))
+
+    def _input_parts(self, row: Row, asked: Asked) -> Sequence[Part]:
+        """As `_input_spans`, by the form of the row's conversation where it has one."""
+        chat = self._own_conversation(row.values, asked)
+        if chat is None or self._chat is None or self._forms is None:
+            return self._spans(row, asked)
+        return self._forms.parts(chat) or self._chat.spans(chat)
 
     def _input_spans(self, row: Row, asked: Asked) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
         values = row.values
-        if values.get("messages") is not None:
-            if self._chat is None:
-                raise RowProblem(
-                    RowErrorCode.TEMPLATE_FAILED,
-                    f"the row has 'messages', and {self._no_chat}",
-                )
-            tools = values.get("tools")
-            if self._has_tools and tools:
-                raise RowProblem(
-                    RowErrorCode.BAD_VALUE,
-                    "the row has 'tools' of its own, and the run's tools are those that answers "
-                    "may call; leave the column or --tools out",
-                )
-            if self._are_requests and not self._chat.reads("tools"):
-                tools = None  # a warning says so
-            chat = read_conversation(
-                values["messages"],
-                tools,
-                self._chat,
-                self._system,
-                may_continue=not self._are_requests or bool(values[_CONTINUES]),
-                must_continue=self._are_requests and bool(values[_CONTINUES]),
-            )
-            return self._chat.spans(asked.applied(replace(chat, tools=self._tools or chat.tools)))
+        chat = self._own_conversation(values, asked)
+        if chat is not None and self._chat is not None:
+            return self._chat.spans(chat)
         if values.get("prompt") is None:
             code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
             if "prompt" in values or "messages" in values:
@@ -482,116 +533,10 @@ class PromptBuilder:
         if self._template is not None:
             chat = user_conversation(probe, self._chat, None)
             chat = self._rule.default.applied(replace(chat, tools=self._tools))
-            self._try(self._chat, chat, probe)
+            try_chat(self._chat, chat, probe)
         if self._system is not None:
             chat = self._rule.default.applied(user_conversation("?", self._chat, probe))
-            self._try(self._chat, chat, probe, what="a system message")
-
-    @staticmethod
-    def _try(
-        chat: ChatTemplate, conversation: Conversation, probe: str, what: str = "a user message"
-    ) -> None:
-        remedy = (
-            "put its text into the instruction, template or user messages instead"
-            if "system" in what
-            else "use another model, or a raw --template"
-        )
-        try:
-            text = "".join(span.text for span in chat.spans(conversation))
-        except RowProblem as problem:
-            reason = str(problem.__cause__ or problem.sentence)
-            raise TemplateError(
-                f"the model's chat template rejects {what} ({reason}); {remedy}"
-            ) from problem
-        if probe not in text:
-            raise TemplateError(f"the model's chat template leaves {what} out; {remedy}")
-
-    def _check_input_columns(self, columns: Sequence[str]) -> None:
-        self._has_chats = "messages" in columns
-        if "messages" not in columns and "prompt" not in columns:
-            raise InputError(
-                f"the input has neither a 'prompt' nor a 'messages' column; its columns are "
-                f"{_listing(columns)}; rename one, or say with --template or --instruction how a "
-                f"row becomes a prompt"
-            )
-        if "messages" in columns and self._chat is None:
-            raise TemplateError(
-                f"the input has a 'messages' column, and {self._no_chat}; use an instruct model, "
-                f"or --template with places such as {{{{ column }}}}"
-            )
-        if "messages" not in columns:
-            self._rule.refuse_raw()
-        if "messages" not in columns and self._system is not None:
-            raise OptionError(
-                "a system message needs a chat, and the input has raw prompts; use "
-                "--template '{{ prompt }}' --chat"
-            )
-
-    def _unknown(self, place: Place, columns: Sequence[str]) -> str:
-        who = "the template" if self._options.template is not None else "--column"
-        if place.column == SCHEMA_PLACE and self._options.template is not None:
-            return (
-                f"the template has {{{{ schema }}}} and the job has no schema (and no column of "
-                f"that name); give one with --schema; the columns are {_listing(columns)}"
-            )
-        near = get_close_matches(place.column, list(columns), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return (
-            f"{who} names column {place.column!r}, which no row has; the columns are "
-            f"{_listing(columns)}{hint}"
-        )
-
-    # -- warnings -------------------------------------------------------------------------
-
-    def _warnings(self) -> Iterator[str]:
-        template, options = self._template, self._options
-        if self._chat is not None and self._chat.writes_date:
-            yield (
-                "the model's chat template writes today's date into every prompt, so the same job "
-                "run on another day has other prompts"
-            )
-        if self._rule.is_kept_from_thinking and self._has_chats:
-            yield (
-                "the model can think before it answers, and does not where answers have to match "
-                "something; --thinking on lets it, and the thinking goes to a column of its own"
-            )
-        if self._has_tools:
-            is_told = self._tools is not None and self._chat is not None and self._has_chats
-            if not (is_told or self.shows_schema):
-                yield (
-                    "the model is not told of the tools: the prompts are raw, or its chat template "
-                    "has no place for them; name them in the prompts, or add {{ schema }} to a "
-                    "--template"
-                )
-        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
-            yield (
-                "requests have tools, and the model's chat template has no place for them: answers "
-                "are held to them, but the model is not told what they are"
-            )
-        elif template is None and self._schema_text is not None:
-            yield (
-                "the prompts come from the input as they are, without the schema: it only limits "
-                "what the model can write, so say in them what its parts mean"
-            )
-        if template is None or options.template is None:
-            return
-        if not template.places:
-            yield ("the template has no place such as {{ column }}: every row gets the same prompt")
-        if "{%" in options.template:
-            yield (
-                "the template holds '{%', which stays as it is: templates have only places such "
-                "as {{ column }}, no statements"
-            )
-        for stray in dict.fromkeys(template.stray):
-            yield f"{stray} in the template names no column and stays as it is"
-        names = [] if self._has_tools else _property_names(self._schema_text)
-        shown = f"{template.literal}\n{options.system or ''}"
-        if names and not template.has_schema and not any(_mentions(shown, n) for n in names):
-            yield (
-                f"the template names no field of the schema ({_listing(names)}): the schema only "
-                f"limits what the model can write, so say in the template what the fields mean, or "
-                f"add {{{{ schema }}}}"
-            )
+            try_chat(self._chat, chat, probe, what="a system message")
 
 
 def _special_texts(checkpoint: Checkpoint) -> dict[str, str]:
@@ -618,38 +563,5 @@ def _cleaned(parts: Sequence[Part]) -> tuple[Sequence[Part], bool]:
     ], True
 
 
-def _trimmings(text: str) -> tuple[str, ...]:
-    """What a form of `ChatTemplate.form` is filled with."""
-    return text, text.lstrip(), text.rstrip(), text.strip()
-
-
-def _listing(names: Sequence[str]) -> str:
-    shown = ", ".join(clean_text(str(name)) for name in names[:_LISTED_COLUMNS])
-    more = len(names) - _LISTED_COLUMNS
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _property_names(schema_text: str | None) -> list[str]:
-    """Names of every property that a JSON Schema describes, outermost first."""
-    try:
-        schema = json.loads(schema_text or "null")
-    except ValueError:
-        return []
-    names: dict[str, None] = {}
-    waiting: list[Any] = [schema]
-    while waiting:
-        node = waiting.pop(0)
-        if isinstance(node, dict):
-            properties = node.get("properties")
-            if isinstance(properties, dict):
-                names.update(dict.fromkeys(properties))
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
-    return list(names)
-
-
-def _mentions(text: str, name: str) -> bool:
-    """Whether ``text`` has ``name`` as a word, ``_`` and spaces alike, whatever the case."""
-    words = r"[\s_\-]+".join(map(re.escape, re.split(r"[\s_\-]+", name)))
-    return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
+def _constant(part: str | Piece) -> str:
+    return part if isinstance(part, str) else part.text

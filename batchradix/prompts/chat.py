@@ -10,7 +10,7 @@ a template that writes no BOS gets none.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -162,23 +162,30 @@ class ChatTemplate:
             return self._spans(replace(conversation, messages=messages))
 
     def form(
-        self, own: Callable[[Any], Conversation], begins: str, tokenizer: Tokenizer
+        self,
+        own: Callable[[Sequence[Any]], Conversation],
+        begins: Sequence[str],
+        tokenizer: Tokenizer,
     ) -> Form | None:
-        """The form of the conversations ``own(text)``, to be filled with the text, and with the
-        text without white space at its start, its end and both; it begins with ``begins``.
+        """The form of the conversations ``own(texts)``, to be filled with each text, and with it
+        without white space at its start, its end and both; each begins as ``begins`` says.
 
         Right for texts that are harmless (`is_harmless`). None where the template looks into
-        the text, or the rest of the conversation needs marks.
+        a text, or the rest of the conversation needs marks.
         """
-        frame = own("")
-        strings = _all_strings(frame)
-        harmless = all(self._guard.is_harmless(s, known=known) for s, known in self._walk(frame))
-        if not harmless or frame.prefill:
-            return None
         try:
-            marks = choose_marks(self._used | noncharacters(strings), 4)
+            frame = own([""] * len(begins))
+            strings = _all_strings(frame)
+            harmless = all(
+                self._guard.is_harmless(s, known=known) for s, known in self._walk(frame)
+            )
+            if not harmless or frame.prefill:
+                return None
+            marks = choose_marks(self._used | noncharacters(strings), 4 * len(begins))
             template = compile_template(self._source, unseen_marks="".join(marks))
-            text = self._run(template, own(Unseen(marks, begins)))
+            of_each = (marks[4 * i : 4 * i + 4] for i in range(len(begins)))
+            unseen = [Unseen(m, begin) for m, begin in zip(of_each, begins, strict=True)]
+            text = self._run(template, own(unseen))
             text += self._tail(text, frame)
         except (TemplateError, RowProblem):
             return None
