@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from batchradix import pipeline
+from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     DEFAULT_MODEL,
@@ -116,6 +117,7 @@ def run(
     output: str | os.PathLike[str] | None = None,
     format: str | None = None,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
+    lora: str | os.PathLike[str] | None = None,
     schema: Any = None,
     fields: str | None = None,
     regex: str | None = None,
@@ -140,6 +142,10 @@ def run(
     chunk_tokens: int | None = None,
     chunk_overlap: int = 0,
     combine: str | Mapping[str, str] | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    thinking: Literal["auto", "on", "off"] = "auto",
+    thinking_tokens: int | None = None,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -161,8 +167,9 @@ def run(
     ``input`` is a path (Parquet, JSONL, CSV, Arrow; a folder, a glob, an address) or a table in
     memory (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a
     ``pyarrow.RecordBatchReader`` or a DuckDB relation. An OpenAI batch file, or a list of its
-    requests, is answered as its API does with ``format="openai"``. ``schema`` is a JSON Schema as
-    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    requests, is answered as its API does with ``format="openai"``. ``lora`` is the folder of an
+    adapter that is merged into the model. ``schema`` is a JSON Schema as path, text or dict, or a
+    pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),
@@ -182,18 +189,21 @@ def run(
     first; ``value`` has a field for each. ``overflow`` is what becomes of rows that do not fit the
     context: ``"error"``, ``"truncate-left"``, ``"truncate-middle"``, or ``"chunk"``: parts of
     ``chunk_tokens`` with ``chunk_overlap``, whose answers ``combine`` by ``"first"``, ``"union"``,
-    ``"vote"`` or ``"ask"``, or by a mapping of fields to these. With ``output``
-    results are committed while it runs and the same call continues after a crash; without, the
-    table comes back in memory. ``keep`` names input columns to carry over: by default all of a
-    table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
-    closed to, and adds a column ``cut``: the JSON pointer of the first field that was cut short.
-    ``trace`` writes each step down beside the output, for ``batchradix report``. ``shard="2/4"``
-    runs the second of four parts of the job, into a file beside ``output`` (`RunResult.path`);
-    `merge` joins them. ``sample`` runs so many rows, chosen over the whole input by ``sample_seed``
-    (that of ``sampling`` when None), and ``RunResult.summary.estimate`` says what the whole job
-    would take, with ``price_per_hour`` what it would cost too; the same call without ``sample``
-    goes on with them. ``gold`` names the input column of right answers: ``summary.gold`` counts,
-    field by field, how many answers are right.
+    ``"vote"`` or ``"ask"``, or by a mapping of fields to these.
+    ``chat_template`` replaces the model's (Jinja text, or the name of one of several that it has),
+    ``chat_template_kwargs`` are further variables of it. ``thinking`` lets the model think before
+    it answers, at most ``thinking_tokens`` tokens; that goes to a column ``reasoning``. With
+    ``output`` results are committed while it runs and the same call continues after a crash;
+    without, the table comes back in memory. ``keep`` names input columns to carry over: by default
+    all of a table in memory, none of a file. ``keep_truncated`` keeps the values that truncated
+    answers were closed to, and adds a column ``cut``: the JSON pointer of the first field that was
+    cut short. ``trace`` writes each step down beside the output, for ``batchradix report``.
+    ``shard="2/4"`` runs the second of four parts of the job, into a file beside ``output``
+    (`RunResult.path`); `merge` joins them. ``sample`` runs so many rows, chosen over the whole
+    input by ``sample_seed`` (that of ``sampling`` when None), and ``RunResult.summary.estimate``
+    says what the whole job would take, with ``price_per_hour`` what it would cost too; the same
+    call without ``sample`` goes on with them. ``gold`` names the input column of right answers:
+    ``summary.gold`` counts, field by field, how many answers are right.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -208,6 +218,7 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
+        lora=None if lora is None else _path_text(lora, "lora"),
         schema=answer_format(
             schema=schema,
             fields=fields,
@@ -230,6 +241,12 @@ def run(
         ),
         questions=() if questions is None else read_questions(questions),
         long_rows=_long_rows(overflow, chunk_tokens, chunk_overlap, combine),
+        chats=ChatOptions(
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
+        ),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
         output=OutputOptions(
@@ -289,6 +306,10 @@ def plan(
     chunk_tokens: int | None = None,
     chunk_overlap: int = 0,
     max_tokens: int | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    thinking: Literal["auto", "on", "off"] = "auto",
+    thinking_tokens: int | None = None,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -318,6 +339,12 @@ def plan(
         questions=() if questions is None else read_questions(questions),
         long_rows=_long_rows(overflow, chunk_tokens, chunk_overlap, None),
         sampling=SamplingOptions(max_tokens=max_tokens),
+        chats=ChatOptions(
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
+        ),
     )
     return pipeline.plan(config)
 
@@ -331,8 +358,9 @@ def _without_cut_value(result: Result) -> Result:
 class LLM:
     """A loaded model that answers lists of prompts and keeps their prefixes between calls.
 
-    Weights load with the first `generate`. ``engine`` says how it runs; see
-    `batchradix.config.EngineOptions`. Usable as a context manager; `close` frees the memory.
+    Weights load with the first `generate`. ``lora`` is the folder of an adapter that is merged into
+    them. ``engine`` says how it runs; see `batchradix.config.EngineOptions`. Usable as a context
+    manager; `close` frees the memory.
     Calls from several threads run one after the other. A call that was interrupted leaves
     nothing behind: the next one loads the weights again. Raises `ModelError` when the model
     cannot be had or run.
@@ -342,11 +370,13 @@ class LLM:
         self,
         model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
+        lora: str | os.PathLike[str] | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
         name = _path_text(model, "model")
         options = RunConfig(input=None, engine=engine or EngineOptions()).engine
-        self._session = pipeline.Session(open_checkpoint(name), options)
+        adapter = None if lora is None else _path_text(lora, "lora")
+        self._session = pipeline.Session(open_checkpoint(name, lora=adapter), options)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -372,13 +402,15 @@ class LLM:
         parallel_tool_calls: bool | None = None,
         tool_format: str | None = None,
         retries: int = 0,
+        chats: ChatOptions | None = None,
         sampling: SamplingOptions | None = None,
         keep_truncated: bool = False,
     ) -> list[Result]:
         """One `Result` a prompt, in order; a failed prompt is a result with an error.
 
         A prompt is a text (raw, as it is) or a conversation: a list of messages with role and
-        content (through the model's chat template). ``schema`` as in `run`; ``value`` is the
+        content (through the model's chat template). ``chats``: another template, its variables,
+        thinking before the answer (`Result.reasoning`). ``schema`` as in `run`; ``value`` is the
         parsed answer then; a truncated one has none, or with ``keep_truncated`` the value it
         was closed to and ``cut``. Prompts are ordered by shared prefix, duplicates run once.
         """
@@ -409,6 +441,7 @@ class LLM:
                 tool_format=tool_format,
             ),
             retries=retries,
+            chats=chats or ChatOptions(),
             sampling=sampling or SamplingOptions(),
         )
         results = self._session.results(config)

@@ -14,6 +14,7 @@ from typing import Any
 from batchradix.checkpoint.hf_experts import experts_config
 from batchradix.checkpoint.hf_fields import MOST_LAYERS, Fields
 from batchradix.checkpoint.hf_latent import latent_config
+from batchradix.checkpoint.hf_quantisation import stored_weights
 from batchradix.checkpoint.hf_rope import rope_config
 from batchradix.checkpoint.model_config import Architecture, ModelConfig
 from batchradix.errors import ModelError
@@ -153,7 +154,7 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         num_prediction_layers=fields.count("num_nextn_predict_layers", 0, MOST_LAYERS)
         if mla
         else 0,
-        fp8_block=_fp8_block(fields),
+        stored=stored_weights(fields),
     )
 
 
@@ -169,27 +170,6 @@ def _attention_bias(fields: Fields, name: str) -> tuple[bool, bool]:
     return bias, bias
 
 
-def _fp8_block(fields: Fields) -> tuple[int, int] | None:
-    """The block of weights in FP8 with a scale a block; what else is quantised was refused."""
-    settings = fields.config.get("quantization_config")
-    if not isinstance(settings, Mapping):
-        return None
-    block = settings.get("weight_block_size", [128, 128])
-    kind = settings.get("fmt", "e4m3"), settings.get("activation_scheme", "dynamic")
-    is_block = isinstance(block, list) and len(block) == 2
-    if not is_block or not all(type(size) is int and size > 0 for size in block):
-        raise fields.error(
-            f"FP8 weights with weight_block_size {block!r} are not supported, only with a scale a "
-            f"block; use the model's unquantised weights"
-        )
-    if kind != ("e4m3", "dynamic"):
-        raise fields.error(
-            f"FP8 weights of format {kind[0]!r} with {kind[1]} activations are not supported, only "
-            f"e4m3 with dynamic ones; use the model's unquantised weights"
-        )
-    return block[0], block[1]
-
-
 def _family(path: Path, config: Mapping[str, Any]) -> _Family:
     """The family of layers, after what is no plain text model has been refused."""
     model_type = str(config.get("model_type"))
@@ -197,13 +177,6 @@ def _family(path: Path, config: Mapping[str, Any]) -> _Family:
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}: architectures is {named!r}, not a list of names")
     name = named[0] if named else None
-    quantization = config.get("quantization_config", config.get("compression_config"))
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if quantization is not None and method != "fp8":
-        raise ModelError(
-            f"{path}: weights quantised with {method or 'an unknown method'} are not supported; "
-            f"use the model's unquantised weights or a GGUF file of it"
-        )
     if any(key in config for key in ("vision_config", "audio_config", "text_config")):
         raise ModelError(
             f"{path}: {name or model_type} is a vision or audio model; use a text model"

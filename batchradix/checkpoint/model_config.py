@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from batchradix.checkpoint.stored_weights import StoredWeights
+
 Architecture = Literal[
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -120,7 +122,7 @@ class ModelConfig:
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
     num_prediction_layers: int = 0  # behind the others in the files; they are not used
-    fp8_block: tuple[int, int] | None = None  # rows and columns that share a scale, where in FP8
+    stored: StoredWeights | None = None  # None: as plain floats, or a GGUF file's way
 
     @property
     def rope_dim(self) -> int:

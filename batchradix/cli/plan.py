@@ -45,6 +45,10 @@ def plan(
     chunk_tokens: shared.ChunkTokens = None,
     chunk_overlap: shared.ChunkOverlap = 0,
     max_tokens: shared.MaxTokens = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
@@ -93,6 +97,7 @@ def plan(
         sampling=SamplingOptions(max_tokens=max_tokens),
         questions=shared.questions_of(questions),
         long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, None),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
     )
     drawn = pipeline.draw_plan(
         config, num_shards=shards, progress=choose_progress(quiet=json_summary)

@@ -49,6 +49,10 @@ def preview(
     chunk_tokens: shared.ChunkTokens = None,
     chunk_overlap: shared.ChunkOverlap = 0,
     max_tokens: shared.MaxTokens = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
@@ -89,6 +93,7 @@ def preview(
         sampling=SamplingOptions(max_tokens=max_tokens),
         questions=shared.questions_of(questions),
         long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, None),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
     )
     if row is not None and id is not None:
         raise OptionError("--row and --id exclude each other; give one of them")

@@ -49,6 +49,7 @@ def run(
         ),
     ] = None,
     model: shared.Model = None,
+    lora: shared.Lora = None,
     schema: shared.Schema = None,
     fields: shared.Fields = None,
     regex: shared.Regex = None,
@@ -72,6 +73,10 @@ def run(
     chunk_tokens: shared.ChunkTokens = None,
     chunk_overlap: shared.ChunkOverlap = 0,
     combine: shared.Combine = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -130,7 +135,9 @@ def run(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quantize: Annotated[
         str,
-        typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
+        typer.Option(
+            help="off; int8: linear layers in 8 bits, less exact; keep: weights as in a GGUF file."
+        ),
     ] = "off",
     kv_dtype: Annotated[
         str,
@@ -297,6 +304,7 @@ def run(
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
+        lora=lora,
         schema=shared.answers(
             schema,
             fields,
@@ -319,6 +327,7 @@ def run(
         ),
         questions=shared.questions_of(questions),
         long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, combine),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from batchradix.chat_options import ChatOptions
 from batchradix.config import (
     DEFAULT_MODEL,
     EngineOptions,
@@ -27,6 +28,7 @@ from batchradix.schema.tools import ToolSet
 _ANSWERS = tuple(inspect.signature(answer_format).parameters)
 _OF_THE_JOB = (
     "model",
+    "lora",
     "schema_column",
     "retries",
     "keep_truncated",
@@ -39,7 +41,7 @@ _OF_THE_JOB = (
 def option_names() -> tuple[str, ...]:
     """The keywords of a job: the arguments of `batchradix.run` that say what is asked of each row,
     and the fields of its ``sampling`` and ``engine`` by their own names."""
-    groups = (PromptOptions, SamplingOptions, EngineOptions, LongRows)
+    groups = (PromptOptions, ChatOptions, SamplingOptions, EngineOptions, LongRows)
     return (*_OF_THE_JOB, *_ANSWERS, *(field.name for group in groups for field in fields(group)))
 
 
@@ -60,6 +62,9 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
     model = options.get("model", DEFAULT_MODEL)
     if not isinstance(model, (str, os.PathLike)):
         raise OptionError(f"`model` must be a name or a path, not {model!r}")
+    lora = options.get("lora")
+    if lora is not None and not isinstance(lora, (str, os.PathLike)):
+        raise OptionError(f"`lora` must be the folder of an adapter, not {lora!r}")
     sampling = _given(SamplingOptions, options)
     if isinstance(stop := sampling.get("stop"), (str, list)):
         sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -70,6 +75,7 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
     return RunConfig(
         input=None,
         model=os.fspath(model),
+        lora=None if lora is None else os.fspath(lora),
         schema=answer_format(**{name: options[name] for name in _ANSWERS if name in options}),
         schema_column=options.get("schema_column"),
         id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks
@@ -77,6 +83,7 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
         prompt=PromptOptions(**_given(PromptOptions, options)),
         questions=() if questions is None else read_questions(questions),
         long_rows=LongRows(**long_rows),
+        chats=ChatOptions(**_given(ChatOptions, options)),
         sampling=replace(options.get("sampling") or SamplingOptions(), **sampling),
         engine=replace(options.get("engine") or EngineOptions(), **_given(EngineOptions, options)),
         output=OutputOptions(keep_truncated=options.get("keep_truncated", False)),

@@ -46,6 +46,7 @@ class _Slot:
     row: Row
     tokens: U32
     error: RowError | None = None
+    thinks: bool = False
     cut_tokens: int = 0
     is_ask: bool = False
 
@@ -134,7 +135,9 @@ class Expander:
         errors = {i: slot.error for i, slot in enumerate(found) if slot.error is not None}
         return Expanded(
             [slot.row for slot in found],
-            PromptBatch(tokens, errors, self._num_cleaned),
+            PromptBatch(
+                tokens, errors, self._num_cleaned, np.array([slot.thinks for slot in found], bool)
+            ),
             sizes,
             [i for i, slot in enumerate(found) if slot.is_ask],
             [slot.cut_tokens for slot in found],
@@ -165,7 +168,10 @@ class Expander:
         asked = [each for row in rows for each in self.asked(row)]
         batch = self._prompts.encode(asked)
         self._num_cleaned += batch.num_cleaned
-        return [_Slot(row, batch.tokens[i], batch.errors.get(i)) for i, row in enumerate(asked)]
+        return [
+            _Slot(row, batch.tokens[i], batch.errors.get(i), bool(batch.thinks[i]))
+            for i, row in enumerate(asked)
+        ]
 
     def _excess(self, slots: Sequence[_Slot]) -> int:
         """How many tokens the longest of some prompts has too many; negative where all fit."""

@@ -245,6 +245,7 @@ def run(
             members=planned.members,
             folds=folds,
             has_cut_tokens=config.long_rows.truncates,
+            has_reasoning=parts.prompts.may_think,
         )
         summary = Summary(
             model=parts.checkpoint.name,

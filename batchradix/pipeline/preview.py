@@ -160,7 +160,7 @@ def _opening(formats: AnswerFormats, slot: Row, view: PromptView) -> tuple[int, 
     if error is not None:
         raise InputError(f"this row has no prompt: {error.message}")
     assert isinstance(number, int)
-    return tuple(formats.openings[number].tolist())
+    return () if view.thinks else tuple(formats.openings[number].tolist())
 
 
 def _openings(parts: Parts) -> Any:

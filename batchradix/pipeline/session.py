@@ -82,6 +82,7 @@ class Session:
                 probabilities=config.sampling.probabilities,
                 folds=parts.folds(planned.rows),
                 has_cut_tokens=config.long_rows.truncates,
+                has_reasoning=parts.prompts.may_think,
             )
             asking = Asking(parts, planned, table, self._engines.opening)
             self._answer(parts, planned, table.append, asking)
@@ -153,6 +154,9 @@ class Session:
                 num_kv_copies=num_kv_copies(model, self._options, here),
                 num_kv_elements_per_token=model.num_kv_elements_per_token,
                 weight_bytes_float32=4 * model.num_parameters,
+                kept_weight_bytes=self.checkpoint.kept_bytes
+                if self._options.quantize == "keep"
+                else None,
             )
             self._engine = self._engines(settings)
         return self._engine

@@ -52,6 +52,7 @@ def finished_schema(
     metadata: Mapping[str, str],
     folds: Sequence[Fold] = (),
     has_cut_tokens: bool = False,
+    has_reasoning: bool = False,
 ) -> pa.Schema:
     """The schema of the finished file, the answer's field as ``values`` marks it (JSON text or
     not); answers to requests in OpenAI's format have the kinds of their requests beside them.
@@ -64,6 +65,7 @@ def finished_schema(
         unnest=options.unnest,
         keep_truncated=options.keep_truncated,
         has_cut_tokens=has_cut_tokens,
+        has_reasoning=has_reasoning,
         folds=folds,
         metadata=metadata,
     )
@@ -103,7 +105,8 @@ class Table:
 
     With a ``folder`` (its fingerprint checked) rows that an earlier run committed are done
     already; without one results stay in memory. ``metadata`` goes into the finished file.
-    ``probabilities``: there is a column of those of the schema's choices. ``cached_tokens``:
+    ``probabilities``: there is a column of those of the schema's choices, ``has_reasoning``: one of
+    thinking. ``cached_tokens``:
     int32[n], what each row's prompt shares, for rows that take a committed row's answer.
     ``members``: bool[n], the rows that the table is to hold, all when None. ``folds``: what makes
     one of several results; there is a column ``cut_tokens`` with ``has_cut_tokens``.
@@ -121,6 +124,7 @@ class Table:
         folder: RunFolder | None,
         cached_tokens: I32,
         probabilities: bool = False,
+        has_reasoning: bool = False,
         members: NDArray[np.bool_] | None = None,
         folds: Sequence[Fold] = (),
         has_cut_tokens: bool = False,
@@ -153,12 +157,18 @@ class Table:
             schema,
             options,
             probabilities=probabilities,
+            has_reasoning=has_reasoning,
             metadata={**metadata, "batchradix.table": self._digest(keep)},
             folds=folds,
             has_cut_tokens=has_cut_tokens,
         )
         encode = None if schema is None else schema.to_arrow
-        inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)
+        inner = shard_schema(
+            id_type=source.id_type,
+            value_type=value_type,
+            choices=choices,
+            has_reasoning=has_reasoning,
+        )
         done = np.zeros(len(rows), dtype=bool)
         self._sink: ShardWriter | MemorySink
         if folder is None:

@@ -18,7 +18,7 @@ from batchradix.prompts.template import Place
 from batchradix.prompts.view import PromptView
 from batchradix.row_options import Question
 from batchradix.schema.questions import QUESTION_KEY, QuestionFormats
-from batchradix.types import Row, TokenTable
+from batchradix.types import Row, Thinking, TokenTable
 
 _PLACE = re.compile(r"\{\{\s*question\s*\}\}")
 _SCHEMA_PLACE = re.compile(r"\{\{\s*schema\s*\}\}")
@@ -38,6 +38,12 @@ class Prompts(Protocol):
 
     @property
     def shows_schema(self) -> bool: ...
+
+    @property
+    def thinking(self) -> Thinking | None: ...
+
+    @property
+    def may_think(self) -> bool: ...
 
     @property
     def warnings(self) -> tuple[str, ...]: ...
@@ -103,6 +109,16 @@ class QuestionPrompts:
         return any(builder.shows_schema for builder in self._builders)
 
     @property
+    def thinking(self) -> Thinking | None:
+        """How rows think that do, None where none can."""
+        return self._builders[0].thinking
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the answer to any question may be thought about."""
+        return any(builder.may_think for builder in self._builders)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and probably not meant, each sentence once."""
         return tuple(dict.fromkeys(w for builder in self._builders for w in builder.warnings))
@@ -117,17 +133,19 @@ class QuestionPrompts:
         tokens: list[Any] = [()] * len(rows)
         errors: dict[int, RowError] = {}
         num_cleaned = 0
+        thinks = np.zeros(len(rows), dtype=np.bool_)
         for number, builder in enumerate(self._builders):
             here = np.flatnonzero(numbers == number).tolist()
             if not here:
                 continue
             batch = builder.encode([self._asked(rows[i]) for i in here])
             num_cleaned += batch.num_cleaned
+            thinks[here] = batch.thinks
             for place, i in enumerate(here):
                 tokens[i] = batch.tokens[place]
                 if place in batch.errors:
                     errors[i] = batch.errors[place]
-        return PromptBatch(TokenTable.from_rows(tokens), errors, num_cleaned)
+        return PromptBatch(TokenTable.from_rows(tokens), errors, num_cleaned, thinks)
 
     def explain(self, row: Row) -> PromptView:
         """One row's prompt with its spans and their ids."""

@@ -16,8 +16,11 @@ from batchradix.sink.json_text import json_texts
 from batchradix.types import I64, Status
 
 PARTS = "parts"
-_COLUMNS = ("status", "value", "text", "error", "finish_reason", "completion_tokens")
-_TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_COLUMNS = ("status", "value", "text", "reasoning", "error", "finish_reason") + (
+    "completion_tokens",
+    "reasoning_tokens",
+)
+_TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 class Chunks:

@@ -107,8 +107,9 @@ def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordB
 def put_totals(
     into: pa.RecordBatch, batch: pa.RecordBatch, offsets: I64, names: Sequence[str]
 ) -> pa.RecordBatch:
-    """``into`` with the sums over rows that belong together of these columns of ``batch``."""
-    for name in names:
+    """``into`` with the sums over rows that belong together of these columns of ``batch``, where it
+    has them."""
+    for name in set(names).intersection(batch.schema.names):
         totals = np.add.reduceat(batch.column(name).to_numpy(), offsets[:-1])
         into = put_column(into, name, pa.array(totals.astype(np.int32)))
     return into

@@ -14,8 +14,12 @@ from batchradix.sink.fold import CUT_TOKENS, null_where, put_column, put_totals,
 from batchradix.types import I64, Status
 
 QUESTIONS = "questions"
-_PARTS = ("status", "cut", "text", "error", "finish_reason", "completion_tokens", "parts")
-_TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_PARTS = ("status", "cut", "text", "reasoning", "error", "finish_reason") + (
+    "completion_tokens",
+    "reasoning_tokens",
+    "parts",
+)
+_TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 class Questions:

@@ -8,14 +8,24 @@ from batchradix.sink.fold import RANK, null_where, put_column, put_totals, shown
 from batchradix.types import I64, Status
 
 SAMPLES = "samples"
-_PARTS = ("status", "value", "text", "error", "finish_reason", "completion_tokens")
+_PARTS = (
+    "status",
+    "value",
+    "text",
+    "reasoning",
+    "error",
+    "finish_reason",
+    "completion_tokens",
+    "reasoning_tokens",
+)
 
 
 class Samples:
     """A `Fold` of the answers to a request.
 
     A row is as bad as its worst sample and shows the first of those; ``cached_tokens`` are those of
-    the first sample, ``completion_tokens`` those of all. Values of truncated samples are null.
+    the first sample, ``completion_tokens`` and ``reasoning_tokens`` those of all. Values of
+    truncated samples are null.
     """
 
     def __init__(self, starts: I64) -> None:
@@ -30,7 +40,7 @@ class Samples:
     def fold(self, batch: pa.RecordBatch, offsets: I64, first: int) -> pa.RecordBatch:
         """As `Fold.fold`."""
         out, _, ranks = shown(batch, offsets)
-        out = put_totals(out, batch, offsets, ["completion_tokens"])
+        out = put_totals(out, batch, offsets, ["completion_tokens", "reasoning_tokens"])
         cached = batch.column("cached_tokens").to_numpy()[offsets[:-1]]
         out = put_column(out, "cached_tokens", pa.array(cached))
         field = self.field(batch.schema)

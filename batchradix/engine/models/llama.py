@@ -129,16 +129,7 @@ class Llama:
         self.norm = RMSNorm(
             weights.take("model.norm.weight", (config.hidden_size,)), config.rms_norm_eps
         )
-        if config.tie_embeddings:
-            rows: WeightRows = TableRows(self.embedding.weight)
-            table = self.embedding.weight
-        else:
-            table = weights.take("lm_head.weight", table_size)
-            rows = TableRows(table)
-            if is_repacked(table):
-                rows = StoredRows(partial(weights.read_rows, "lm_head.weight"))
-        head = make_linear(table, batch_invariant=weights.batch_invariant, prefer_float32=True)
-        self.head = OutputHead(head, rows)
+        self.head = _make_head(config, weights, self.embedding.weight)
         self._decoder = _make_decoder(config, self.layers, weights.dtype)
         unused = ["lm_head.weight"] if config.tie_embeddings else []
         for extra in range(config.num_prediction_layers):
@@ -167,6 +158,21 @@ class Llama:
     def logits_of(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """float32[R, len(token_ids)]: the logits of these tokens alone."""
         return self.head.few(self.norm(x_RD), token_ids)
+
+
+def _make_head(config: ModelConfig, weights: Weights, embeddings: torch.Tensor) -> OutputHead:
+    name = "model.embed_tokens" if config.tie_embeddings else "lm_head"
+    stored = StoredRows(partial(weights.read_rows, f"{name}.weight"))
+    rows: WeightRows = TableRows(embeddings) if config.tie_embeddings else stored
+    kept = weights.kept_head(name, config.vocab_size, config.hidden_size)
+    if kept is not None:
+        return OutputHead(kept, rows)
+    table = embeddings
+    if not config.tie_embeddings:
+        table = weights.take(f"{name}.weight", (config.vocab_size, config.hidden_size))
+        rows = stored if is_repacked(table) else TableRows(table)
+    head = make_linear(table, batch_invariant=weights.batch_invariant, prefer_float32=True)
+    return OutputHead(head, rows)
 
 
 def _make_decoder(
