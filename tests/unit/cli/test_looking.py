@@ -187,3 +187,35 @@ def test_an_id_that_looks_like_a_number_is_told_from_a_row(
     assert batchradix("preview", path, "-m", markov, "--id", "2")[1] == "⟦<bos>⟧a\n"
     assert batchradix("preview", path, "-m", markov, "--id", "1")[0] == 2
     assert batchradix("preview", path, "-m", markov, "--id", "2", "--row", "1")[0] == 2
+
+
+def test_jobs_with_questions_are_looked_at_as_others_are(
+    batchradix: Run, markov: str, tmp_path: Path
+) -> None:
+    jobs, out = tmp_path / "jobs.jsonl", tmp_path / "out.jsonl"
+    right = {"next": "cd", "pick": "yes"}
+    rows = [{"id": f"r{n}", "prompt": f"text {n}", "right": right} for n in range(6)]
+    jobs.write_text("\n".join(map(json.dumps, rows)))
+    questions = tmp_path / "questions.toml"
+    questions.write_text('next = "After b"\n[pick]\nquestion = "Say"\nchoices = ["yes", "no"]\n')
+    options = [jobs, "-m", markov, "--questions", questions, "--max-tokens", 2]
+    code, output, error = batchradix("preview", *options, "--row", "r1", "--ids")
+    assert code == 0, error
+    assert output.count("⟦<bos>⟧text 1") == 2
+    assert "row 1, id r1, question next\n" in error
+    assert "row 1, id r1, question pick\n" in error
+    code, output, _ = batchradix("preview", *options, "--json")
+    shown = [json.loads(line) for line in output.splitlines()]
+    assert [one["question"] for one in shown] == ["next", "pick"]
+    code, output, error = batchradix("run", *options, "-o", out, "--sample", 3, "--gold", "right")
+    assert code == 0, error
+    assert "a sample of 3 of 6 rows (seed 0)" in error
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    num_right = sum(row["value"] == right for row in answers)
+    assert f"{num_right} of 3 answers right" in output
+    assert json.loads(out.with_name("out.jsonl.gold.json").read_text())["fields"]["next"] == {
+        "compared": 3, "correct": 3, "accuracy": 1.0,
+    }  # fmt: skip
+    code, output, _ = batchradix("show", out, "--columns", "id,next,value.pick,prompt")
+    assert [line.split()[0] for line in output.splitlines()[2:]] == [row["id"] for row in answers]
+    assert batchradix("diff", out, out)[0] == 0
