@@ -41,6 +41,7 @@ class CpuAttention:
             shape.device.type == "cpu"
             and shape.pool_dtype == shape.dtype
             and is_supported(shape.dtype, shape.head_dim)
+            and not shape.peculiarities
         )
 
     @staticmethod
@@ -54,6 +55,8 @@ class CpuAttention:
             return "they were not built, which takes a C compiler when batchradix is installed"
         if not is_supported(torch.float32, shape.head_dim):
             return f"there is none for heads of {shape.head_dim}"
+        if shape.peculiarities:
+            return "there is none yet for sliding windows, capped scores or sinks"
         kind = str(shape.dtype).removeprefix("torch.")
         return f"there is none for `dtype` {kind}, only for bfloat16 and float32"
 
@@ -96,5 +99,6 @@ class CpuAttention:
         v_TKE: torch.Tensor,
         pool: PairedPool,
         plan: CpuTreePlan,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return self._kernel.run(plan, pool, layer, q_THE, k_TKE, v_TKE)

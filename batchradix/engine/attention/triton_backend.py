@@ -44,6 +44,8 @@ class TritonAttention:
     @staticmethod
     def missing(shape: AttentionShape) -> str | None:
         """Why it does not serve, and what to do instead; None where it does."""
+        if shape.peculiarities:
+            return "there is none yet for sliding windows, capped scores or sinks; use torch"
         in_8_bits = shape.pool_dtype != shape.dtype
         why_not = without_triton(shape.device)
         return _without_float8(shape.device) if why_not is None and in_8_bits else why_not
@@ -86,6 +88,7 @@ class TritonAttention:
         v_TKE: torch.Tensor,
         pool: torch.Tensor,
         plan: TritonTreePlan,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return self._kernel.run(plan, pool[layer], q_THE, k_TKE, v_TKE)
 
