@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchradix.types import I64
-from batchradix_kernels.tree_attention.window import WindowedPiece, clip_to_window, runs_of
+from batchradix_kernels.tree_attention.window import piece_table, runs_of, windowed
 
 # Measured on two AVX-512 cores: a padded product beats one call a piece below these sizes,
 # from four pieces on; padding may cost half again as much plus what a call costs anyway.
@@ -155,38 +155,44 @@ def _cut(step: StepPieces) -> Iterator[Cut]:
 
 def _cut_windowed(step: StepPieces, window: int) -> Iterator[Cut]:
     """The same where queries see the last ``window`` of their slots."""
-    for piece in clip_to_window(step.context, step.causal, step.num_tokens, window):
-        num_queries = piece.query_end - piece.query_start
-        varies = piece.limit is not None or bool(piece.lows.any())
-        block = CAUSAL_BLOCK if varies else num_queries
-        for first in range(0, num_queries, block):
-            yield from _cut_block(piece, first, min(first + block, num_queries))
+    found = windowed(piece_table(step.context, step.causal), step.num_tokens, window)
+    for piece, start in zip(found.pieces.tolist(), found.starts.tolist(), strict=True):
+        _, num_slots, query_start, query_end, limit = piece
+        lows = np.maximum(found.first_seen[query_start:query_end] - start, 0)
+        varies = limit < num_slots or bool(lows.any())
+        block = CAUSAL_BLOCK if varies else query_end - query_start
+        for first in range(query_start, query_end, block):
+            end = min(first + block, query_end)
+            behind = min(limit + first - query_start - 1, num_slots) if limit < num_slots else -1
+            some = lows[first - query_start : end - query_start]
+            yield from _cut_block(piece[0], num_slots, first, end, behind, some)
 
 
-def _cut_block(piece: WindowedPiece, first: int, end: int) -> Iterator[Cut]:
-    """The queries ``[first, end)`` of a piece: slots that windows begin in, those that all see,
-    and those behind the first of the queries."""
-    lows, query_start = piece.lows[first:end], piece.query_start
-    num_slots = piece.num_slots if piece.limit is None else piece.limit + first - 1
+def _cut_block(
+    slot_start: int, num_slots: int, query_start: int, query_end: int, behind: int, lows: I64
+) -> Iterator[Cut]:
+    """A few queries of a piece, of which each sees the slots from one of ``lows`` on: slots that
+    windows begin in, those that all see and, where it is causal, those from ``behind`` on, what
+    is before the first query; else that is negative."""
+    is_causal = behind >= 0
+    end = behind if is_causal else num_slots
     least, most = int(lows.min()), int(lows.max())
     edge = least  # of what all see; one more where they differ, so that each sees one before it
     if most > least:
-        edge = min(most + 1, num_slots)
+        edge = min(most + 1, end)
     for start in range(least, edge, MAX_PADDED_SLOTS):
         stop = min(start + MAX_PADDED_SLOTS, edge)
         for a, b in runs_of(lows < stop):
             seen = np.maximum(lows[a:b] - start, 0)
-            queries = query_start + first + a, query_start + first + b
+            queries = query_start + a, query_start + b
             some = seen if seen.any() else None
-            yield piece.slot_start + start, stop - start, *queries, False, some
-    if edge < num_slots:
-        queries = query_start + first, query_start + end
-        yield piece.slot_start + edge, num_slots - edge, *queries, False, None
-    if piece.limit is not None:
-        seen = np.maximum(lows - num_slots, 0)
-        queries = query_start + first, query_start + end
+            yield slot_start + start, stop - start, *queries, False, some
+    if edge < end:
+        yield slot_start + edge, end - edge, query_start, query_end, False, None
+    if is_causal:
+        seen = np.maximum(lows - end, 0)
         some = seen if seen.any() else None
-        yield piece.slot_start + num_slots, end - first, *queries, True, some
+        yield slot_start + end, query_end - query_start, query_start, query_end, True, some
 
 
 def _make_round(pieces: list[Piece], num_tokens: int, limits: GroupLimits) -> Round:

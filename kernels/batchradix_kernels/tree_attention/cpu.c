@@ -43,7 +43,7 @@ static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK;
 struct scratch {
     void *q, *spare, *window;
     float *out, *sum, *peak;
-    int *limits;
+    int *limits, *lows;
 };
 
 static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_t dim)
@@ -56,6 +56,7 @@ static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_
     scratch->sum = TAKE(float *, rows * LANES);
     scratch->peak = TAKE(float *, rows);
     scratch->limits = TAKE(int *, rows);
+    scratch->lows = TAKE(int *, rows);
     scratch->spare = TAKE(void *, 2 * BLOCK * dim);
     scratch->window = TAKE(void *, 2 * WINDOW * dim);
 #undef TAKE
@@ -179,17 +180,20 @@ static struct rows part_of(const struct rows *rows, int first, int count, int q_
     return part;
 }
 
-/* Rows of which each sees one slot more than the one before (`group` rows alike). */
-static void attend_causal(const struct call *call, struct blocks block, struct rows *rows,
-                          const int *limits, int q_bytes)
+/* Rows that each see slots of a block, or of a window, of their own: [lows[r], limits[r]), from
+ * the block's low on where there are no lows. */
+static void attend_each(const struct call *call, struct blocks block, struct rows *rows,
+                        const int *lows, const int *limits, int q_bytes)
 {
     if (values_are_finite(&block, call->plan->dtype, rows->dim)) {
         rows->limits = limits;
+        rows->lows = lows;
         call->kernel.attend(&block, rows);
         return;
     }
     for (int r = 0; r < rows->count; r++) { /* a weight of zero would not hide what is broken */
         struct rows one = part_of(rows, r, 1, q_bytes);
+        block.low = lows ? lows[r] : block.low;
         block.high = limits[r];
         call->kernel.attend(&block, &one);
     }
@@ -211,7 +215,7 @@ static void attend_limited(const struct call *call, const struct item *item,
         for (int r = 0; r < count; r++)
             limits[r] = (int)(first + r / group + seen);
         struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
-        attend_causal(call, *block, &some, limits, q_bytes);
+        attend_each(call, *block, &some, NULL, limits, q_bytes);
         first = all;
     }
     if (first < end) {
@@ -221,21 +225,129 @@ static void attend_limited(const struct call *call, const struct item *item,
     }
 }
 
+/* The blocks from slot `first` on, at most `count` slots of them; `first` is a multiple of BLOCK. */
+static struct blocks blocks_from(const struct call *call, const struct blocks *blocks, int first,
+                                 int count, int dim)
+{
+    int64_t bytes = (int64_t)first * dim * (call->plan->dtype == FLOAT32 ? 4 : 2);
+    int low = blocks->low - first, high = blocks->high - first;
+    return (struct blocks){
+        .keys = (const char *)blocks->keys + bytes,
+        .values = (const char *)blocks->values + bytes,
+        .low = low > 0 ? low : 0,
+        .high = high < count ? high : count,
+    };
+}
+
 /* The same over any number of blocks of a causal piece. */
 static void attend_causal_blocks(const struct call *call, const struct item *item,
                                  const struct rows *rows, const struct blocks *blocks,
                                  int64_t seen, int *limits, int first, int end)
 {
-    int step = call->kernel.limited_slots, element = call->plan->dtype == FLOAT32 ? 4 : 2;
+    int step = call->kernel.limited_slots;
     for (int slot = 0; slot < blocks->high; slot += step) {
-        int low = blocks->low - slot, high = blocks->high - slot;
-        struct blocks some = {
-            .keys = (const char *)blocks->keys + (int64_t)slot * rows->dim * element,
-            .values = (const char *)blocks->values + (int64_t)slot * rows->dim * element,
-            .low = low > 0 ? low : 0,
-            .high = high < step ? high : step,
-        };
+        struct blocks some = blocks_from(call, blocks, slot, step, rows->dim);
         attend_limited(call, item, rows, &some, seen - slot, limits, first, end);
+    }
+}
+
+/* What queries see of blocks: query t those from first_seen[t] - start on, and where causal those
+ * below t + seen. */
+struct view {
+    const int32_t *first_seen; /* NULL: all */
+    int64_t start;             /* the position of slot 0 */
+    int64_t seen;
+    int causal;
+};
+
+static int low_of(const struct view *view, const struct blocks *block, int query)
+{
+    int64_t low = view->first_seen ? view->first_seen[query] - view->start : 0;
+    return low < block->low ? block->low : low < block->high ? (int)low : block->high;
+}
+
+static int high_of(const struct view *view, const struct blocks *block, int query)
+{
+    int64_t high = view->causal ? query + view->seen : block->high;
+    return high > block->high ? block->high : high > block->low ? (int)high : block->low;
+}
+
+/* Queries [first, end) over a block, or as much as the kernel takes with limits, where windows
+ * begin: those side by side that see something of it together, and where they all see the same,
+ * as one that has no limits. */
+static void attend_edge(const struct call *call, const struct item *item, const struct rows *rows,
+                        const struct blocks *block, const struct view *view,
+                        struct scratch *scratch, int first, int end)
+{
+    int group = call->plan->num_heads / call->plan->num_kv_heads;
+    int q_bytes = call->kernel.takes_bfloat16 ? 2 : 4, next;
+    for (; first < end; first = next) {
+        int low = low_of(view, block, first), high = high_of(view, block, first);
+        struct blocks some = *block;
+        int alike = 1, is_seen = low < high;
+        some.low = low;
+        some.high = high;
+        for (next = first; next < end; next++) {
+            int own_low = low_of(view, block, next), own_high = high_of(view, block, next);
+            if ((own_low < own_high) != is_seen)
+                break;
+            int is_alike = own_low == low && own_high == high;
+            if (alike && !is_alike && low == block->low && high == block->high)
+                break; /* those before see all of it */
+            if (!is_alike && own_low == block->low && own_high == block->high)
+                break; /* those behind may */
+            alike = alike && is_alike;
+            some.low = own_low < some.low ? own_low : some.low;
+            some.high = own_high > some.high ? own_high : some.high;
+            for (int r = (next - first) * group; r < (next - first + 1) * group; r++) {
+                scratch->lows[r] = own_low;
+                scratch->limits[r] = own_high;
+            }
+        }
+        if (!is_seen)
+            continue;
+        struct rows part = part_of(rows, (first - item->query_start) * group,
+                                   (next - first) * group, q_bytes);
+        if (alike)
+            call->kernel.attend(&some, &part);
+        else
+            attend_each(call, some, &part, scratch->lows, scratch->limits, q_bytes);
+    }
+}
+
+/* Queries [first, end) over any number of blocks. */
+static void attend_blocks(const struct call *call, const struct item *item,
+                          const struct rows *rows, const struct blocks *blocks,
+                          const struct view *view, struct scratch *scratch, int first, int end)
+{
+    int step = call->kernel.limited_slots, edge = 0;
+    struct blocks rest = *blocks;
+    if (view->first_seen) { /* blocks before `edge` are not seen by all, or not all of them */
+        int least = blocks->high, most = blocks->low;
+        for (int query = first; query < end; query++) {
+            int low = low_of(view, blocks, query);
+            least = low < least ? low : least;
+            most = low > most ? low : most;
+        }
+        edge = most > blocks->low ? (most + step - 1) / step * step : 0;
+        for (int slot = least / step * step; slot < edge && slot < blocks->high; slot += step) {
+            struct blocks block = blocks_from(call, blocks, slot, step, rows->dim);
+            struct view here = {view->first_seen, view->start + slot, view->seen - slot,
+                                view->causal};
+            attend_edge(call, item, rows, &block, &here, scratch, first, end);
+        }
+        if (edge >= blocks->high)
+            return;
+        rest = blocks_from(call, blocks, edge, blocks->high, rows->dim);
+    }
+    if (view->causal) {
+        attend_causal_blocks(call, item, rows, &rest, view->seen - edge, scratch->limits, first,
+                             end);
+    } else {
+        int group = call->plan->num_heads / call->plan->num_kv_heads;
+        struct rows some = part_of(rows, (first - item->query_start) * group,
+                                   (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
+        call->kernel.attend(&rest, &some);
     }
 }
 
@@ -263,10 +375,10 @@ static int seen_slots(const struct piece *piece, int end)
 }
 
 static void attend_piece(const struct call *call, const struct item *item, const struct rows *rows,
-                         const struct piece *piece, int *limits)
+                         const struct piece *piece, struct scratch *scratch)
 {
     const struct plan *plan = call->plan;
-    int group = plan->num_heads / plan->num_kv_heads, element = plan->dtype == FLOAT32 ? 4 : 2;
+    int element = plan->dtype == FLOAT32 ? 4 : 2;
     int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
     int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
     int num_slots = seen_slots(piece, end);
@@ -278,14 +390,13 @@ static void attend_piece(const struct call *call, const struct item *item, const
         .low = (int)(piece->slot_start - start),
         .high = (int)(piece->slot_start - start + num_slots),
     };
-    if (!piece->causal) {
-        struct rows some = part_of(rows, (first - item->query_start) * group,
-                                   (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
-        call->kernel.attend(&blocks, &some);
-        return;
-    }
-    int64_t seen = piece->slot_start + piece->limit - piece->query_start - start;
-    attend_causal_blocks(call, item, rows, &blocks, seen, limits, first, end);
+    struct view view = {
+        .first_seen = plan->first_seen,
+        .start = piece->position - blocks.low,
+        .seen = blocks.low + piece->limit - piece->query_start,
+        .causal = piece->causal,
+    };
+    attend_blocks(call, item, rows, &blocks, &view, scratch, first, end);
 }
 
 /* Copies keys and values of `count` slots to places of a block of their own. */
@@ -351,28 +462,43 @@ static struct blocks next_window(const struct call *call, const struct item *ite
     return (struct blocks){.keys = scratch->window, .values = values, .high = count};
 }
 
+/* The slots of a piece before all that the queries [first, end) see. */
+static int hidden_slots(const struct plan *plan, const struct piece *piece, int first, int end)
+{
+    if (!plan->first_seen)
+        return 0;
+    int least = plan->first_seen[first];
+    for (int query = first + 1; query < end; query++)
+        least = plan->first_seen[query] < least ? plan->first_seen[query] : least;
+    return least - piece->position;
+}
+
 /* The same for a piece with parts, in blocks of its own. */
 static void attend_windows(const struct call *call, const struct item *item,
                            const struct rows *rows, const struct piece *piece,
                            struct scratch *scratch)
 {
     const struct part *part = call->plan->parts + piece->part_start;
-    int group = call->plan->num_heads / call->plan->num_kv_heads, used = 0;
+    int used = 0;
     int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
     int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
-    int num_slots = seen_slots(piece, end);
+    int num_slots = seen_slots(piece, end), hidden = hidden_slots(call->plan, piece, first, end);
     int is_run = part->slot_start % BLOCK == 0 && num_slots <= part->num_slots && !piece->causal;
     for (int start = 0; start < num_slots;) {
         int count = is_run || num_slots - start < WINDOW ? num_slots - start : WINDOW;
-        struct blocks blocks = next_window(call, item, scratch, &part, &used, count, rows->dim);
-        if (piece->causal) {
-            int64_t seen = (int64_t)piece->limit - piece->query_start - start;
-            attend_causal_blocks(call, item, rows, &blocks, seen, scratch->limits, first, end);
-        } else {
-            struct rows some = part_of(rows, (first - item->query_start) * group,
-                                       (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
-            call->kernel.attend(&blocks, &some);
+        if (start + count <= hidden) { /* more than one window are all in one part */
+            used += count;
+            start += count;
+            continue;
         }
+        struct blocks blocks = next_window(call, item, scratch, &part, &used, count, rows->dim);
+        struct view view = {
+            .first_seen = call->plan->first_seen,
+            .start = piece->position + start,
+            .seen = (int64_t)piece->limit - piece->query_start - start,
+            .causal = piece->causal,
+        };
+        attend_blocks(call, item, rows, &blocks, &view, scratch, first, end);
         start += count;
     }
 }
@@ -420,8 +546,10 @@ static void finish_rows(const struct call *call, const struct item *item, const 
         int64_t token = item->query_start + r / group, head = item->head * group + r % group;
         int64_t place = token * plan->num_heads + head;
         const float *from = rows->out + r * rows->dim, *lanes = rows->sum + r * LANES;
-        float sum = sum_of(lanes);
-        float factor = 1 / sum; /* a row that saw nothing becomes NaN */
+        float sum = sum_of(lanes), peak = rows->peak[r] * plan->scale, all = sum;
+        if (call->layer->sinks)
+            all += expf(call->layer->sinks[head] - peak);
+        float factor = 1 / all; /* a row that saw nothing becomes NaN */
         if (plan->dtype == FLOAT32) {
             float *to = (float *)call->layer->out + place * head_dim;
             for (int e = 0; e < head_dim; e++)
@@ -431,7 +559,7 @@ static void finish_rows(const struct call *call, const struct item *item, const 
             call->kernel.narrow(from, factor, to, head_dim);
         }
         if (call->layer->lse)
-            call->layer->lse[place] = rows->peak[r] * plan->scale + logf(sum);
+            call->layer->lse[place] = peak + logf(sum);
     }
 }
 
@@ -443,7 +571,8 @@ static void attend_item(const struct call *call, const struct item *item, char *
     struct rows rows = {
         .count = (item->query_end - item->query_start) * group,
         .dim = padded(plan->head_dim),
-        .scale = plan->scale * 1.4426950408889634f,
+        .scale = plan->scale * LOG2_E,
+        .cap = plan->softcap / plan->scale,
     };
     lay_out(&scratch, base, plan->max_rows, rows.dim);
     rows.q = scratch.q;
@@ -459,7 +588,7 @@ static void attend_item(const struct call *call, const struct item *item, char *
         if (piece->part_start < piece->part_end)
             attend_windows(call, item, &rows, piece, &scratch);
         else
-            attend_piece(call, item, &rows, piece, scratch.limits);
+            attend_piece(call, item, &rows, piece, &scratch);
     }
     finish_rows(call, item, &rows);
 }

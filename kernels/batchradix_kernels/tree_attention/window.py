@@ -3,83 +3,83 @@
 A query with a window of ``w`` tokens sees, of the slots of its pieces in order of position, the
 last ``w``, its own included. Only numpy: this runs once a step, on the host.
 
-Legend: T queries, n context and m causal pieces, as in `tree_attention_reference`; those of a query
-stand in order of position and hold all of its positions, from the first token on.
+Legend: T queries, n pieces. A table of pieces is int64[n, 5] of (slot_start, num_slots,
+query_start, query_end, limit): query ``query_start + i`` sees the first ``limit + i`` slots, or
+all. The pieces of a query stand in order of position and hold all of its positions, from the first
+token on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WindowedPiece", "clip_to_window", "positions_of", "runs_of"]
+__all__ = ["Windowed", "piece_table", "positions_of", "runs_of", "windowed"]
 
 I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class WindowedPiece:
-    """Queries ``[query_start, query_end)`` over slots of which each sees at least one.
-
-    Query ``query_start + i`` sees those from ``lows[i]`` on, counted from ``slot_start``; the last
-    of them is ``limit + i - 1`` where the piece is causal, which is below ``num_slots``.
+class Windowed:
+    """``pieces``: a table of them, each with the queries alone that see something of it; ``rows``:
+    which rows of the table given they are parts of; ``starts``: the positions of their first slots,
+    int64[n]; ``first_seen``: the first position that each query sees, int64[T], perhaps negative.
     """
 
-    slot_start: int
-    num_slots: int
-    query_start: int
-    query_end: int
-    lows: I64
-    limit: int | None
+    pieces: I64
+    rows: I64
+    starts: I64
+    first_seen: I64
 
 
-def positions_of(context: I64, causal: I64, num_queries: int) -> tuple[I64, I64]:
-    """The position of each piece's first slot, int64[n + m], and of each query, int64[T]."""
+def piece_table(context: I64, causal: I64) -> I64:
+    """Pieces as in `tree_attention_reference` as a table; a causal one may have more slots than
+    queries, of which the last sees all."""
+    table = np.empty((len(context) + len(causal), 5), dtype=np.int64)
+    table[: len(context), :4] = context
+    table[len(context) :, :4] = causal
+    table[:, 4] = table[:, 1]
+    table[len(context) :, 4] -= table[len(context) :, 3] - table[len(context) :, 2] - 1
+    return table
+
+
+def positions_of(pieces: I64, num_queries: int) -> tuple[I64, I64]:
+    """The position of each piece's first slot, int64[n], and of each query, int64[T]."""
     seen = np.zeros(num_queries, dtype=np.int64)
-    starts = np.empty(len(context) + len(causal), dtype=np.int64)
-    for index, (_, num_slots, query_start, query_end) in enumerate(context[:, :4].tolist()):
+    starts = np.empty(len(pieces), dtype=np.int64)
+    for index, (_, num_slots, query_start, query_end, limit) in enumerate(pieces.tolist()):
         starts[index] = seen[query_start]
-        seen[query_start:query_end] += num_slots
-    for index, (_, num_slots, query_start, query_end) in enumerate(
-        causal[:, :4].tolist(), len(context)
-    ):
-        starts[index] = seen[query_start]
-        hidden = query_end - query_start - 1  # from the first query
-        seen[query_start:query_end] += np.arange(num_slots - hidden, num_slots + 1)
+        if limit >= num_slots:
+            seen[query_start:query_end] += num_slots
+        else:
+            limits = np.arange(limit, limit + query_end - query_start)
+            seen[query_start:query_end] += np.minimum(limits, num_slots)
     return starts, seen - 1
 
 
-def clip_to_window(
-    context: I64, causal: I64, num_queries: int, window: int
-) -> Iterator[WindowedPiece]:
-    """The pieces without the queries that see nothing of them and the slots that no query sees.
-
-    A causal piece may have more slots than queries: the last query sees all of it.
-    """
-    starts, positions = positions_of(context, causal, num_queries)
+def windowed(pieces: I64, num_queries: int, window: int) -> Windowed:
+    """What is left of a table of pieces where queries see the last ``window`` of their slots."""
+    starts, positions = positions_of(pieces, num_queries)
     first_seen = positions - (window - 1)
-    for index, (slot_start, num_slots, query_start, query_end) in enumerate(
-        [*context.tolist(), *causal.tolist()]
-    ):
-        lows = np.maximum(first_seen[query_start:query_end] - starts[index], 0)
-        limit = None if index < len(context) else num_slots - (query_end - query_start) + 1
-        for first, end in runs_of(lows < num_slots):
-            least = int(lows[first:end].min())
-            last = num_slots if limit is None else limit + end - 1
-            yield WindowedPiece(
-                slot_start + least,
-                last - least,
-                query_start + first,
-                query_start + end,
-                lows[first:end] - least,
-                None if limit is None else limit + first - least,
-            )
+    found: list[tuple[int, ...]] = []
+    rows: list[int] = []
+    for row, (slot_start, num_slots, query_start, query_end, limit) in enumerate(pieces.tolist()):
+        sees = first_seen[query_start:query_end] < starts[row] + num_slots
+        for first, end in runs_of(sees):
+            limit_of_first = limit if limit >= num_slots else limit + first
+            queries = query_start + first, query_start + end
+            found.append((slot_start, num_slots, *queries, limit_of_first))
+            rows.append(row)
+    kept = np.array(rows, dtype=np.int64)
+    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    return Windowed(table, kept, starts[kept], first_seen)
 
 
 def runs_of(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The half-open ranges of ones that stand side by side."""
+    if chosen.all():
+        return [(0, len(chosen))] if len(chosen) else []
     edges = np.flatnonzero(np.diff(np.concatenate(([False], chosen, [False]))))
     return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
