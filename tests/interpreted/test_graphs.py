@@ -111,7 +111,7 @@ def test_a_plan_that_is_filled_again_and_again_is_that_of_its_last_step() -> Non
     sizes = {backend.sizes(layout, 8) for layout in layouts}
     assert len(sizes) == 1, "steps alike have sizes in common"
     plan = backend.empty_plan(sizes.pop())
-    plan.packed.fill_(2**30)  # whoever reads what was not filled in reads far outside
+    plan.of[None].packed.fill_(2**30)  # whoever reads what was not filled in reads far outside
     for step, layout in zip(steps, layouts, strict=True):
         pool = torch.randn(1, 2, 2, 600, 20)
         other = pool.clone()
@@ -119,7 +119,7 @@ def test_a_plan_that_is_filled_again_and_again_is_that_of_its_last_step() -> Non
         n = step.num_tokens
         wanted = backend.run(0, q[:n], k[:n], v[:n], other, backend.plan(step))
         backend.fill(plan, layout)
-        plan.partial.fill_(float("nan"))
+        plan.of[None].partial.fill_(float("nan"))
         out = backend.run(0, q, k, v, pool, plan)
         torch.testing.assert_close(out[:n], wanted)
         assert torch.equal(pool, other)
