@@ -8,8 +8,8 @@ on its own query and pieces alone, not on which rows are computed beside it or b
 
 Numerics: float32 throughout for a float32 pool. For bfloat16 scores, softmax and sums are
 float32; AVX512-BF16 and AMX round the softmax weights to bfloat16 for the product with the values
-(relative error up to 2**-9 each), the other levels do not. Which weights a causal limit hides never
-meet a NaN or an infinity of the values they hide; a query with a NaN among its own scores or
+(relative error up to 2**-9 each), the other levels do not. Which weights a causal limit or a
+sliding window hides never meet a NaN or an infinity of the values they hide; a query with a NaN among its own scores or
 values gets NaN.
 
 Legend: T queries, H query heads, K key heads, E head dimension, S slots, n and m pieces.
@@ -41,7 +41,7 @@ PIECE_ROWS = 8  # reading a piece's keys and values costs about as much as so ma
 
 
 class _Plan(ctypes.Structure):
-    """``struct plan`` of cpu.c."""
+    """``struct plan`` of plan.h."""
 
     _fields_ = (
         ("dtype", ctypes.c_int32),
@@ -66,7 +66,7 @@ class _Plan(ctypes.Structure):
 
 
 class _Heads(ctypes.Structure):
-    """``struct heads`` of cpu.c."""
+    """``struct heads`` of plan.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -77,7 +77,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """``struct layer`` of cpu.c."""
+    """``struct layer`` of plan.h."""
 
     _fields_ = (
         ("keys", ctypes.c_void_p),
@@ -328,6 +328,7 @@ class CpuTreeAttention:
         num_tokens = plan.argument.num_tokens
         assert q.shape == (num_tokens, self._num_heads, self._head_dim)
         assert k.shape == v.shape == (num_tokens, self._num_kv_heads, self._head_dim)
+        assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
         out = torch.empty((num_tokens, self._num_heads * self._head_dim), dtype=self._dtype)
         keys, values = pool.storage[layer].unbind(0)
         call = plan.layer

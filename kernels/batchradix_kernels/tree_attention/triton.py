@@ -11,7 +11,7 @@ Numerics: queries, keys and values are multiplied in the model's dtype (float32 
 summed in float32; softmax, log-sum-exps and merging are float32, in base two. Softmax weights are
 rounded to the model's dtype for the product with the values, their sum is not. Keys and values
 stored in 8 bits are widened to it, which is exact. A query with a NaN among its scores or values
-gets NaN; so may, in a causal piece, a query before it in its tile.
+gets NaN; so may, in a causal piece, a query before it in its tile, and with a window one behind it.
 
 Legend: T queries, H query heads, K key heads, G = H / K, E head dimension, S slots, M rows and N
 slots of a tile.
