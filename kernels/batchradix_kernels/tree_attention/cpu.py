@@ -8,9 +8,9 @@ on its own query and pieces alone, not on which rows are computed beside it or b
 
 Numerics: float32 throughout for a float32 pool. For bfloat16 scores, softmax and sums are
 float32; AVX512-BF16 and AMX round the softmax weights to bfloat16 for the product with the values
-(relative error up to 2**-9 each), the other levels do not. Which weights a causal limit or a
-sliding window hides never meet a NaN or an infinity of the values they hide; a query with a NaN among its own scores or
-values gets NaN.
+(relative error up to 2**-9 each), the other levels do not. The weights that a causal limit or a
+sliding window hides never meet a NaN or an infinity of the values they hide; a query with a NaN
+among its own scores or values gets NaN.
 
 Legend: T queries, H query heads, K key heads, E head dimension, S slots, n and m pieces.
 """
