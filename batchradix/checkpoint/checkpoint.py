@@ -129,7 +129,10 @@ def _folder_parts(folder: Path, *, weightless: bool = False) -> dict[str, Any]:
     refuse_foreign_folder(folder)
     raw = read_json(folder / "config.json")
     config = hf_config(folder / "config.json", raw)
-    weight_files = () if weightless else find_weights(folder, fp8=config.fp8_block is not None)
+    weight_files: tuple[Path, ...] = ()
+    if not weightless:
+        is_fp8 = config.fp8_block is not None
+        weight_files = find_weights(folder, fp8=is_fp8, mxfp4=config.mxfp4)
     tokenizer, names = read_tokenizer(folder, raw, config.vocab_size)
     return {
         "format": "safetensors",

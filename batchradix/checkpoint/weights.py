@@ -23,9 +23,10 @@ _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _FP8 = "F8_E4M3"
 
 
-def find_weights(folder: Path, *, fp8: bool = False) -> tuple[Path, ...]:
+def find_weights(folder: Path, *, fp8: bool = False, mxfp4: bool = False) -> tuple[Path, ...]:
     """The safetensors files of a model folder, sorted, each checked against its own header.
-    ``fp8``: matrices may be in FP8, which `ModelConfig.fp8_block` says how to read.
+    ``fp8``: matrices may be in FP8, which `ModelConfig.fp8_block` says how to read; ``mxfp4``:
+    there are bytes in ``…_blocks`` and ``…_scales`` (`ModelConfig.mxfp4`).
 
     Raises `ModelError` that names the file which is missing, cut short or malformed, or says
     that only pickles are there.
@@ -47,7 +48,7 @@ def find_weights(folder: Path, *, fp8: bool = False) -> tuple[Path, ...]:
         expected = {}
         if not files:
             raise _no_weights(folder)
-    headers = {file.name: read_safetensors_header(file, fp8=fp8) for file in files}
+    headers = {file.name: read_safetensors_header(file, fp8=fp8, mxfp4=mxfp4) for file in files}
     for tensor, name in expected.items():
         if tensor not in headers[name]:
             raise ModelError(
@@ -80,7 +81,9 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     return weight_map
 
 
-def read_safetensors_header(file: Path, *, fp8: bool = False) -> Mapping[str, Mapping[str, Any]]:
+def read_safetensors_header(
+    file: Path, *, fp8: bool = False, mxfp4: bool = False
+) -> Mapping[str, Mapping[str, Any]]:
     """Tensor name to its entry (``dtype``, ``shape``, ``data_offsets``), without metadata.
 
     Raises `ModelError` when the file is cut short, or holds integer (quantised) matrices.
@@ -110,7 +113,8 @@ def read_safetensors_header(file: Path, *, fp8: bool = False) -> Mapping[str, Ma
             file, f"it has {num_bytes:,} bytes, but its header speaks of {8 + length + end:,}"
         )
     for name, dtype in matrices:
-        if dtype not in _FLOATS and not (fp8 and dtype == _FP8):
+        is_mxfp4 = dtype == "U8" and name.endswith(("_blocks", "_scales"))
+        if dtype not in _FLOATS and not (fp8 and dtype == _FP8) and not (mxfp4 and is_mxfp4):
             raise ModelError(
                 f"{file}: tensor {name} is stored as {dtype}; quantised safetensors are not "
                 f"supported, use the model's unquantised weights or a GGUF file of it"

@@ -27,14 +27,15 @@ def rms_norm(
 ) -> torch.Tensor:
     """Adds ``residual`` to ``x`` in place and returns ``x`` normalised, times ``weight``.
 
-    ``x``, ``residual``: contiguous [T, D]; ``weight``: [D], all of one dtype, which is that of
-    the result [T, D]. The sum is rounded to it, all else is float32 and rounded once.
+    ``x``, ``residual``: contiguous [T, D] of one dtype, which is that of the result [T, D];
+    ``weight``: [D] in that dtype or float32. The sum is rounded to the dtype, all else is float32
+    and rounded once.
     """
     if x.is_cuda and serves(x.device):
         from batchradix_kernels.rms_norm.triton import rms_norm_triton
 
         return rms_norm_triton(x, weight, epsilon, residual)
-    if _native is None or not x.is_cpu or x.dtype not in FLOATS:
+    if not _is_native(x, weight):
         return rms_norm_reference(x, weight, epsilon, residual)
     out = torch.empty_like(x)
     _call(x, weight, epsilon, residual, out, None)
@@ -45,11 +46,16 @@ def rms_norm_int8(
     x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> QuantisedRows:
     """`rms_norm` with a quantised result, not rounded to the dtype of ``x`` before."""
-    if _native is None or not x.is_cpu or x.dtype not in FLOATS:
+    if not _is_native(x, weight):
         return quantise_rows(rms_norm(x, weight, epsilon, residual))
     out = QuantisedRows(torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0]))
     _call(x, weight, epsilon, residual, *out)
     return out
+
+
+def _is_native(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    is_one_dtype = x.dtype in FLOATS and weight.dtype == x.dtype
+    return _native is not None and x.is_cpu and is_one_dtype
 
 
 def _call(

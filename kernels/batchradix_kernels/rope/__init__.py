@@ -33,8 +33,8 @@ def rope(
 
     ``heads``: contiguous [T, num_heads, E], changed in place; the heads after those stay.
     ``cosines``, ``sines``: contiguous float32[T, E / 2], of the angles of each token.
-    ``norms``: weights [E] of query and of key heads in the dtype of ``heads``, and epsilon:
-    the heads are divided by their root mean square and multiplied by the weights before.
+    ``norms``: weights [E] of query and of key heads in the dtype of ``heads`` or float32, and
+    epsilon: the heads are divided by their root mean square and multiplied by the weights before.
     Computed in float32 and rounded once.
     """
     if heads.is_cuda and serves(heads.device):
@@ -42,7 +42,8 @@ def rope(
 
         rope_triton(heads, cosines, sines, num_q, num_k, norms)
         return
-    if _native is None or not heads.is_cpu or heads.dtype not in FLOATS:
+    is_mixed = norms is not None and norms[0].dtype != heads.dtype
+    if _native is None or not heads.is_cpu or heads.dtype not in FLOATS or is_mixed:
         rope_reference(heads, cosines, sines, num_q, num_k, norms)
         return
     assert heads.is_contiguous()
