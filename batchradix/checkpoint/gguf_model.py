@@ -41,6 +41,7 @@ def gguf_config(path: Path, header: GgufHeader) -> ModelConfig:
         raise ModelError(f"{path}: rotary embedding over part of a head is not supported")
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{path}: keys and values of different sizes are not supported")
+    num_layers = fields.integer("block_count")
     tensors = header.tensors
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -57,7 +58,7 @@ def gguf_config(path: Path, header: GgufHeader) -> ModelConfig:
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length"),
-        num_layers=fields.integer("block_count"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
@@ -69,7 +70,7 @@ def gguf_config(path: Path, header: GgufHeader) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        sliding_window=window if 0 < window < context_length else None,
+        layer_windows=(window,) * num_layers if 0 < window < context_length else (),
     )
 
 

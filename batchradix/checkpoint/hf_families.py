@@ -10,7 +10,7 @@ from batchradix.checkpoint.hf_fields import Fields
 from batchradix.checkpoint.hf_gemma import gemma, gemma2, gemma3
 from batchradix.checkpoint.hf_gpt_oss import gpt_oss
 from batchradix.checkpoint.hf_layers import every_layer, qwen_layers
-from batchradix.checkpoint.hf_llama_kin import granite, olmo2, olmo3, smollm3
+from batchradix.checkpoint.hf_llama_kin import granite, olmo3, smollm3
 from batchradix.checkpoint.hf_phi import phi3
 from batchradix.checkpoint.model_config import Architecture
 
@@ -148,9 +148,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"tie_word_embeddings": True},
         own=smollm3,
     ),
-    "olmo2": Family(
-        architecture="Olmo2ForCausalLM", context_length=2048, rms_norm_eps=1e-5, own=olmo2
-    ),
+    "olmo2": Family(architecture="Olmo2ForCausalLM", context_length=2048, rms_norm_eps=1e-5),
     "olmo3": Family(
         architecture="Olmo3ForCausalLM",
         context_length=2048,

@@ -27,7 +27,6 @@ def gemma2(fields: Fields, context_length: int) -> Mapping[str, Any]:
         **_scores(fields),
         **sliding(fields, context_length, which),
         "attention_softcap": _cap(fields, "attn_logit_softcapping"),
-        "post_norms": True,
     }
 
 
@@ -42,7 +41,6 @@ def gemma3(fields: Fields, context_length: int) -> Mapping[str, Any]:
         **sliding(fields, context_length, which),
         **ropes_by_kind(fields, context_length, which, theta=theta, local_theta=local),
         "qk_norm": True,
-        "post_norms": True,
     }
 
 

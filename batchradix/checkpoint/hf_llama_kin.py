@@ -28,15 +28,10 @@ def smollm3(fields: Fields, context_length: int) -> Mapping[str, Any]:
     return {**windows, **rotated(rope, rotates)}
 
 
-def olmo2(fields: Fields, context_length: int) -> Mapping[str, Any]:
-    return {"whole_qk_norm": True, "pre_norms": False, "post_norms": True}
-
-
 def olmo3(fields: Fields, context_length: int) -> Mapping[str, Any]:
     which = slides(fields, [(i + 1) % 4 != 0 for i in range(fields.num_layers)])
     theta = 500000.0
     return {
-        **olmo2(fields, context_length),
         **sliding(fields, context_length, which),
         **ropes_by_kind(fields, context_length, which, theta=theta, local_theta=theta),
     }

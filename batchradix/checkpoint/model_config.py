@@ -141,7 +141,6 @@ class ModelConfig:
     output_bias: bool = False  # on o
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over head_dim of q and k before rope (Qwen3)
-    whole_qk_norm: bool = False  # the same over all heads together (OLMo 2)
     # of each layer, tokens that a query sees, itself included; None: all; empty: all in all layers
     layer_windows: tuple[int | None, ...] = ()
     # of each layer; None: nothing is rotated; empty: `rope` in all layers
@@ -150,8 +149,6 @@ class ModelConfig:
     # added to the weights of norms, which stay in float32 then (Gemma: 1, and 0 in GGUF files,
     # where it is in them); None: weights as they are, in the model's dtype
     norm_offset: float | None = None
-    pre_norms: bool = True  # before attention and before the feed-forward part
-    post_norms: bool = False  # behind them, before what they give is added (Gemma 2, OLMo 2)
     embedding_scale: float = 1.0  # in the model's dtype; embeddings are multiplied by it
     residual_scale: float = 1.0  # of what attention and feed-forward part add (Granite)
     logit_scale: float = 1.0

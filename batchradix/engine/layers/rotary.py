@@ -75,9 +75,7 @@ def inverse_frequencies(rope: RopeConfig, rotated_dim: int) -> torch.Tensor:
     return frequencies
 
 
-def _dynamic(
-    rope: RopeConfig, frequencies: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def _dynamic(rope: RopeConfig, frequencies: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """float32[T, E / 2]: of each position, as in a context that ends with it, which is how
     `transformers` rotates a token that it generates. So a key does not depend on what follows it.
     """

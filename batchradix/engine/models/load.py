@@ -14,15 +14,19 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
-from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
+from batchradix.engine.layers.gated import Bf16Gated, Gate, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
 from batchradix.engine.models.fp8_source import Fp8Source
 from batchradix.engine.models.gguf_source import GgufSource
-from batchradix.engine.models.rope_order import HalvedRope
+from batchradix.engine.models.rope_order import HalvedRope, PartialRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
 from batchradix.engine.models.source import TensorSource
+from batchradix.engine.models.split_source import SplitSource
+from batchradix.engine.models.stacked_experts import StackedExperts
 from batchradix.engine.models.staging import Staging
+from batchradix.engine.models.text_source import TextSource
 from batchradix.errors import ModelError
 
 # What files carry beside the weights: tables that are computed anew.
@@ -31,15 +35,25 @@ _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.w
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
     """Raises `ModelError` when a file is missing or damaged."""
-    if checkpoint.format == "gguf":
-        return GgufSource(checkpoint.weight_files, checkpoint.config)
     config = checkpoint.config
-    files = SafetensorsSource(checkpoint.weight_files)
-    source: TensorSource = files
-    if config.fp8_block is not None:
-        source = Fp8Source(files, config.fp8_block)
+    source: TensorSource
+    if checkpoint.format == "gguf":
+        source = GgufSource(checkpoint.weight_files, config)
+    else:
+        files = SafetensorsSource(checkpoint.weight_files)
+        source = files
+        if config.fp8_block is not None:
+            source = Fp8Source(files, config.fp8_block)
+        elif config.moe is not None and config.moe.stacked_files:
+            source = StackedExperts(files, config)
+    if config.text_part:
+        source = TextSource(source)
+    if config.fused_files:
+        source = SplitSource(source, config)
     if config.mla is not None and config.mla.rope_interleaved:
         source = HalvedRope(source, config)
+    if config.rope.rotated_dim is not None:
+        source = PartialRope(source, config)
     return source
 
 
@@ -81,6 +95,12 @@ class Weights:
         """In the run's dtype unless another is given. Raises `ModelError` naming tensor and file
         when it is missing or has another shape."""
         return self.take_stacked([name], [shape], dtype)
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> torch.Tensor:
+        """The weight [size] of a norm, as ``config.norm_offset`` says."""
+        if config.norm_offset is None:
+            return self.take(name, (size,))
+        return self.take(name, (size,), torch.float32).add_(config.norm_offset)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Rows of a matrix that was taken before, read from its file once more."""
@@ -129,15 +149,22 @@ class Weights:
         return make_linear(weight, biases, batch_invariant=self.batch_invariant)
 
     def gated_linear(
-        self, names: Sequence[str], out_size: int, in_size: int, *, bias: bool
+        self,
+        names: Sequence[str],
+        out_size: int,
+        in_size: int,
+        *,
+        bias: bool,
+        gate: Gate | None = None,
     ) -> GatedLinear:
-        """The layers of the gates and of what they gate, in this order, with SwiGLU."""
+        """The layers of the gates and of what they gate, in this order, with SwiGLU unless another
+        ``gate`` is given."""
         weight, biases = self._side_by_side(names, [out_size, out_size], in_size, bias=bias)
         if self.is_quantised:
-            return TwoSteps(Int8Linear(weight, biases, self.dtype))
-        if Bf16Linear.serves(weight, gated=True):
+            return TwoSteps(Int8Linear(weight, biases, self.dtype), gate)
+        if gate is None and Bf16Linear.serves(weight, gated=True):
             return Bf16Gated(weight, biases)
-        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant))
+        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant), gate)
 
     def _side_by_side(
         self,
