@@ -213,7 +213,7 @@ FAMILIES = {
     "granite": (
         "Granite",
         {
-            "attention_multiplier": 0.3,
+            "attention_multiplier": 1.2,
             "embedding_multiplier": 6.0,
             "residual_multiplier": 0.4,
             "logits_scaling": 3.0,
@@ -271,6 +271,20 @@ def save_model(model: transformers.PreTrainedModel, folder: Path, **options: obj
     return folder
 
 
+def engine_settings(**changes: object) -> EngineSettings:
+    values = {
+        "dtype": "float32",
+        "device": "cpu",
+        "attention": "auto",
+        "batch_size": 8,
+        "prefill_tokens": 64,
+        "kv_tokens": NUM_SLOTS,
+        "prefix_cache": True,
+        "num_threads": 1,
+    }
+    return EngineSettings(**(values | changes))
+
+
 def open_runner(
     folder: Path,
     dtype: str = "float32",
@@ -279,17 +293,7 @@ def open_runner(
     quantize: str = "off",
 ) -> ModelRunner:
     """A runner whose whole pool is NaN, so that reading an unused slot shows."""
-    settings = EngineSettings(
-        dtype=dtype,
-        device=device,
-        attention="auto",
-        batch_size=8,
-        prefill_tokens=64,
-        kv_tokens=num_slots,
-        prefix_cache=True,
-        num_threads=1,
-        quantize=quantize,
-    )
+    settings = engine_settings(dtype=dtype, device=device, kv_tokens=num_slots, quantize=quantize)
     runner = ModelRunner(open_checkpoint(str(folder)), settings)
     runner.poison_free([(0, num_slots)])
     return runner
@@ -334,6 +338,7 @@ class Lab:
     build_model = staticmethod(build_model)
     save_model = staticmethod(save_model)
     open_runner = staticmethod(open_runner)
+    settings = staticmethod(engine_settings)
     make_step = staticmethod(make_step)
     run = staticmethod(run)
 
