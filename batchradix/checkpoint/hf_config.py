@@ -39,7 +39,9 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         "intermediate_size": fields.integer("intermediate_size"),
         "num_layers": fields.num_layers,
         "rms_norm_eps": _epsilon(fields, family),
-        "tie_embeddings": fields.boolean("tie_word_embeddings"),
+        "tie_embeddings": fields.boolean(
+            "tie_word_embeddings", default=bool(family.defaults.get("tie_word_embeddings"))
+        ),
         "attention_bias": in_attention[0],
         "output_bias": in_attention[1],
         "mlp_bias": name in _MLP_BIAS and fields.boolean("mlp_bias"),

@@ -17,15 +17,16 @@ def smollm3(fields: Fields, context_length: int) -> Mapping[str, Any]:
     given = fields.config.get("no_rope_layers")
     rotates = [(i + 1) % every != 0 for i in range(num_layers)]
     if given is not None:
-        if not isinstance(given, list) or len(given) != num_layers or set(given) - {0, 1}:
+        is_list = isinstance(given, list) and len(given) == num_layers
+        if not is_list or any(rotate not in (0, 1) for rotate in given):
             raise fields.error(f"no_rope_layers is not a list of {num_layers} zeros and ones")
         rotates = [bool(rotate) for rotate in given]
     windows: Mapping[str, Any] = {}
     if fields.boolean("use_sliding_window"):
         which = slides(fields, [not rotate for rotate in rotates])
         windows = sliding(fields, context_length, which)
-    rope = rope_config(fields, context_length, 10000.0)
-    return {**windows, **rotated(rope, rotates)}
+    rope = rope_config(fields, context_length, 2e6)
+    return {**windows, "rope": rope, **rotated(rope, rotates)}
 
 
 def olmo3(fields: Fields, context_length: int) -> Mapping[str, Any]:

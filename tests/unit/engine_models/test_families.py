@@ -78,3 +78,58 @@ def test_logits_of_few_tokens_are_those_of_all(lab, saved, expected, kind):
     few = runner.collect_few(np.array([0]), np.array([5, 90, 17]))
     runner.close()
     torch.testing.assert_close(few[0], expected(kind, PROMPT)[-1][[5, 90, 17]], atol=1e-4, rtol=0)
+
+
+SIZES = {"hidden_size": 192, "intermediate_size": 512}
+KINDS = ["gemma2", "gemma3", "phi3", "gpt-oss", "smollm3", "olmo3", "granite"]
+
+
+def error(logits, wanted):
+    """As a share of their length."""
+    return float((logits.float() - wanted).norm() / wanted.norm())
+
+
+def theirs(model):
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits[0]
+
+
+def ours(lab, folder, dtype, quantize="off"):
+    runner = lab.open_runner(folder, dtype, quantize=quantize)
+    n = len(PROMPT)
+    logits = lab.run(runner, PROMPT, range(n), range(n), causal=[(0, n, 0, n)], logits=range(n))
+    runner.close()
+    return logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_as_near_to_float32_as_that_of_transformers(lab, tmp_path, kind):
+    model = lab.build_model(kind, **SIZES)
+    wanted = theirs(model)
+    logits = ours(lab, lab.save_model(model, tmp_path), "bfloat16")
+    assert error(logits, wanted) < 1.3 * error(theirs(model.bfloat16()), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_in_8_bits_stay_near_float32(lab, tmp_path, kind, dtype):
+    """Random models make much of small differences; where the residual is small beside what layers
+    add, and where experts are chosen, more."""
+    model = lab.build_model(kind, **SIZES)
+    logits = ours(lab, lab.save_model(model, tmp_path), dtype, "int8")
+    assert error(logits, theirs(model)) < (0.25 if kind in ("gpt-oss", "granite") else 0.12)
+
+
+def test_norms_of_gemma_keep_in_bfloat16_what_1_is_added_to(lab, tmp_path):
+    """As transformers computes it: 1 + w is in float32, though the weights are bfloat16."""
+    model = lab.build_model("gemma3").bfloat16()
+    lab.save_model(model, tmp_path)
+    runner = lab.open_runner(tmp_path, "bfloat16")
+    norm = runner._model.layers[1].input_norm.weight
+    theirs = model.model.layers[1].input_layernorm.weight
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, 1 + theirs.float())
+    assert not torch.equal(norm, (1 + theirs).float())
+    scale = runner._model.embedding.scale
+    assert scale == float(model.model.embed_tokens.embed_scale.bfloat16())
+    runner.close()
