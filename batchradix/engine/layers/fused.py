@@ -8,6 +8,7 @@ from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear
 from batchradix.engine.layers.norm import NormBefore, RMSNorm
 from batchradix_kernels.decoder import DecoderLayer, Weight
+from batchradix_kernels.swiglu import SILU
 
 
 def fused_layer(
@@ -23,7 +24,7 @@ def fused_layer(
     """The parts, still used by their owners too; None where some other library multiplies, or
     where no kernel is for this dtype or device."""
     linears: list[Bf16Linear | Int8Linear] = []
-    if isinstance(gate_up, TwoSteps) and gate_up.gate is not None:
+    if isinstance(gate_up, TwoSteps) and gate_up.gating != SILU:
         return None
     if not isinstance(input_norm, RMSNorm) or not isinstance(mlp_norm, RMSNorm):
         return None

@@ -98,5 +98,7 @@ class OutputHead:
         if self._scale != 1.0:
             logits.mul_(self._scale)
         if self._softcap is not None:
-            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+            # On a CPU the last bits of tanh depend on where in a tensor a number stands.
+            for rows in logits.unbind(0) if logits.is_cpu else (logits,):
+                rows.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits

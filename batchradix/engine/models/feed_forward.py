@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig, MoeConfig
-from batchradix.engine.layers.gated import Gate, gate_of
+from batchradix.engine.layers.gated import gating_of
 from batchradix.engine.layers.linear import Linear, Rows, make_linear
 from batchradix.engine.layers.moe import (
     Experts,
@@ -19,12 +19,12 @@ from batchradix.engine.layers.moe import (
     Router,
 )
 from batchradix.engine.models.load import Weights
+from batchradix_kernels.swiglu import SILU, Gating
 from batchradix_kernels.triton_runtime import serves
 
 
 class MLP:
-    """``names``: of the layers that give gates, what they gate, and the result; ``activation``:
-    None for SwiGLU."""
+    """``names``: of the layers that give gates, what they gate, and the result."""
 
     is_recordable = True
 
@@ -36,11 +36,11 @@ class MLP:
         size: int,
         *,
         bias: bool = False,
-        activation: Gate | None = None,
+        gating: Gating = SILU,
     ) -> None:
         gate, up, down = names
         self.gate_up_proj = weights.gated_linear(
-            [gate, up], size, hidden_size, bias=bias, gate=activation
+            [gate, up], size, hidden_size, bias=bias, gating=gating
         )
         self.down_proj = weights.linear([down], [hidden_size], size, bias=bias)
 
@@ -87,7 +87,7 @@ def feed_forward(config: ModelConfig, layer: int, weights: Weights) -> MLP | MoE
             config.hidden_size,
             config.intermediate_size,
             bias=config.mlp_bias,
-            activation=gate_of(config.activation),
+            gating=gating_of(config.activation),
         )
     return _mixture(config, config.moe, name, weights)
 
@@ -139,10 +139,10 @@ def _experts(
     """
     size = moe.intermediate_size
     if moe.expert_bias or moe.clamped is not None:
-        gate = gate_of("silu", moe.clamped)
+        gating = gating_of("silu", moe.clamped)
         return LoopExperts(
             [
-                MLP(weights, of_expert, hidden, size, bias=moe.expert_bias, activation=gate)
+                MLP(weights, of_expert, hidden, size, bias=moe.expert_bias, gating=gating)
                 for of_expert in names
             ]
         )

@@ -202,9 +202,8 @@ def norm_of(config: ModelConfig, weights: Weights, name: str) -> RMSNorm:
 def _make_decoder(
     config: ModelConfig, layers: Sequence[Layer], dtype: torch.dtype
 ) -> CpuDecoder | None:
-    """All layers in one call, where the C kernels serve each of them and they differ in nothing
-    but their weights."""
-    if config.layer_windows or config.layer_ropes or config.attention_softcap is not None:
+    """All layers in one call, where the C kernels serve each of them and all rotate alike."""
+    if config.layer_ropes:
         return None
     fused = [layer.fused() for layer in layers]
     served = [layer for layer in fused if layer is not None]

@@ -16,7 +16,7 @@ import torch
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
-from batchradix.engine.layers.gated import Bf16Gated, Gate, GatedLinear, TwoSteps
+from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
 from batchradix.engine.models.fp8_source import Fp8Source
 from batchradix.engine.models.gguf_source import GgufSource
@@ -28,6 +28,7 @@ from batchradix.engine.models.stacked_experts import StackedExperts
 from batchradix.engine.models.staging import Staging
 from batchradix.engine.models.text_source import TextSource
 from batchradix.errors import ModelError
+from batchradix_kernels.swiglu import SILU, Gating
 
 # What files carry beside the weights: tables that are computed anew.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.weight$")
@@ -155,16 +156,16 @@ class Weights:
         in_size: int,
         *,
         bias: bool,
-        gate: Gate | None = None,
+        gating: Gating = SILU,
     ) -> GatedLinear:
-        """The layers of the gates and of what they gate, in this order, with SwiGLU unless another
-        ``gate`` is given."""
+        """The layers of the gates and of what they gate, in this order; SwiGLU unless ``gating``
+        says otherwise."""
         weight, biases = self._side_by_side(names, [out_size, out_size], in_size, bias=bias)
         if self.is_quantised:
-            return TwoSteps(Int8Linear(weight, biases, self.dtype), gate)
-        if gate is None and Bf16Linear.serves(weight, gated=True):
+            return TwoSteps(Int8Linear(weight, biases, self.dtype), gating)
+        if gating == SILU and Bf16Linear.serves(weight, gated=True):
             return Bf16Gated(weight, biases)
-        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant), gate)
+        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant), gating)
 
     def _side_by_side(
         self,

@@ -69,8 +69,8 @@ static void normalise(const struct decode *d, const void *weight, const void *le
     const struct decoder_step *step = d->step;
     int kind = d->decoder->kind;
     bx_rms_norm(step->x, left, weight, step->rows, step->scales, step->plans[0]->num_tokens,
-                linear->in_size, d->decoder->epsilon, kind, linear->scales ? BX_INT8 : kind,
-                step->plans[0]->num_threads);
+                linear->in_size, d->decoder->epsilon, kind, kind,
+                linear->scales ? BX_INT8 : kind, step->plans[0]->num_threads);
 }
 
 static void attend(const struct decode *d, const struct decoder_layer *layer, int64_t index)
@@ -81,7 +81,8 @@ static void attend(const struct decode *d, const struct decoder_layer *layer, in
     int64_t q = decoder->num_heads, k = decoder->num_kv_heads, dim = decoder->head_dim;
     int64_t row = (q + 2 * k) * dim, bytes = decoder->kind == BX_FLOAT32 ? 4 : 2;
     bx_rope(step->qkv, step->cosines, step->sines, layer->q_norm, layer->k_norm, plan->num_tokens,
-            q + 2 * k, q, k, dim, decoder->epsilon, decoder->kind, plan->num_threads);
+            q + 2 * k, q, k, dim, decoder->epsilon, decoder->kind, decoder->kind,
+            plan->num_threads);
     struct heads heads = {step->qkv, row, dim, decoder->kind};
     struct layer attention = {
         .keys = step->pool + 2 * index * step->side_bytes,
@@ -121,8 +122,8 @@ static void decode(void *context)
         if (layer->gate_up.scales) { /* its own gates */
             rows = step->rows;
             bx_swiglu(step->gate_up, step->rows, step->scales, plan->num_tokens,
-                      layer->down.in_size, kind, layer->down.scales ? BX_INT8 : kind,
-                      plan->num_threads);
+                      layer->down.in_size, kind, layer->down.scales ? BX_INT8 : kind, 0,
+                      0.0f, 0.0f, plan->num_threads);
         } else if (layer->down.scales) {
             rows = step->rows;
             bx_quantise_rows(step->gate_up, step->rows, step->scales, plan->num_tokens,

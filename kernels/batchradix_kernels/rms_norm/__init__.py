@@ -17,7 +17,7 @@ _native = function(
     "bx_rms_norm",
     (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int64, c_int64, c_float, c_int, c_int, c_int),
+        *(c_int64, c_int64, c_float, c_int, c_int, c_int, c_int),
     ),
 )
 
@@ -35,7 +35,7 @@ def rms_norm(
         from batchradix_kernels.rms_norm.triton import rms_norm_triton
 
         return rms_norm_triton(x, weight, epsilon, residual)
-    if not _is_native(x, weight):
+    if _native is None or not x.is_cpu or x.dtype not in FLOATS:
         return rms_norm_reference(x, weight, epsilon, residual)
     out = torch.empty_like(x)
     _call(x, weight, epsilon, residual, out, None)
@@ -46,16 +46,11 @@ def rms_norm_int8(
     x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> QuantisedRows:
     """`rms_norm` with a quantised result, not rounded to the dtype of ``x`` before."""
-    if not _is_native(x, weight):
+    if _native is None or not x.is_cpu or x.dtype not in FLOATS:
         return quantise_rows(rms_norm(x, weight, epsilon, residual))
     out = QuantisedRows(torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0]))
     _call(x, weight, epsilon, residual, *out)
     return out
-
-
-def _is_native(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    is_one_dtype = x.dtype in FLOATS and weight.dtype == x.dtype
-    return _native is not None and x.is_cpu and is_one_dtype
 
 
 def _call(
@@ -68,6 +63,7 @@ def _call(
 ) -> None:
     assert _native is not None
     assert x.is_contiguous()
+    assert weight.dtype in (x.dtype, torch.float32)
     assert residual is None or residual.is_contiguous()
     _native(
         x.data_ptr(),
@@ -78,6 +74,7 @@ def _call(
         *x.shape,
         epsilon,
         KINDS[x.dtype],
+        KINDS[weight.dtype],
         KINDS[out.dtype],
         torch.get_num_threads(),
     )

@@ -16,7 +16,7 @@ _native = function(
     "bx_rope",
     (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_int, c_int),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_int, c_int, c_int),
     ),
 )
 
@@ -42,8 +42,7 @@ def rope(
 
         rope_triton(heads, cosines, sines, num_q, num_k, norms)
         return
-    is_mixed = norms is not None and norms[0].dtype != heads.dtype
-    if _native is None or not heads.is_cpu or heads.dtype not in FLOATS or is_mixed:
+    if _native is None or not heads.is_cpu or heads.dtype not in FLOATS:
         rope_reference(heads, cosines, sines, num_q, num_k, norms)
         return
     assert heads.is_contiguous()
@@ -64,5 +63,6 @@ def rope(
         head_dim,
         epsilon,
         KINDS[heads.dtype],
+        KINDS[heads.dtype if q_weight is None else q_weight.dtype],
         torch.get_num_threads(),
     )
