@@ -80,6 +80,19 @@ def test_logits_of_few_tokens_are_those_of_all(lab, saved, expected, kind):
     torch.testing.assert_close(few[0], expected(kind, PROMPT)[-1][[5, 90, 17]], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "kind", ["gemma", "gemma3", "phi3-partial-longrope", "gpt-oss", "smollm3", "olmo2", "granite"]
+)
+def test_weights_are_counted_as_transformers_has_them(saved, kind):
+    folder, model = saved(kind)
+    theirs = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and not name.endswith("bias")
+    )
+    assert open_checkpoint(str(folder)).config.num_parameters == theirs
+
+
 SIZES = {"hidden_size": 192, "intermediate_size": 512}
 KINDS = ["gemma2", "gemma3", "phi3", "gpt-oss", "smollm3", "olmo3", "granite"]
 
