@@ -104,10 +104,10 @@ def _gpt_oss(fields: Fields) -> MoeConfig:
 
 
 def _deepseek_v2(fields: Fields) -> MoeConfig | None:
-    method = fields.config.get("topk_method") or "greedy"
+    method = fields.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise _unknown_router(fields, "topk_method", method)
-    scoring = fields.config.get("scoring_func") or "softmax"
+    scoring = fields.text("scoring_func", "softmax")
     if scoring != "softmax":
         raise _unknown_router(fields, "scoring_func", scoring)
     groups = {}
@@ -131,7 +131,7 @@ def _deepseek_v2(fields: Fields) -> MoeConfig | None:
 
 def _deepseek_v3(fields: Fields) -> MoeConfig | None:
     for name, served in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
-        given = fields.config.get(name) or served
+        given = fields.text(name, served)
         if given != served:
             raise _unknown_router(fields, name, given)
     return _deepseek(

@@ -88,6 +88,12 @@ class _Scaling:
         value = self.scaling.get(name)
         return float(self.fields.positive(f"{name} of rope_scaling", value, default))
 
+    def boolean(self, name: str, *, default: bool) -> bool:
+        value = self.scaling.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.fields.error(f"{name} of rope_scaling is {value!r}, not true or false")
+        return default if value is None else value
+
     def numbers(self, name: str) -> tuple[float, ...]:
         values = self.scaling.get(name)
         if not isinstance(values, list) or not values:
@@ -164,7 +170,7 @@ def _yarn(given: _Scaling, theta: float, context_length: int) -> RopeConfig:
         original_context_length=original,
         fast_rotations=rotations("beta_fast", 32),
         slow_rotations=rotations("beta_slow", 1),
-        whole_dimensions=given.scaling.get("truncate") is not False,
+        whole_dimensions=given.boolean("truncate", default=True),
         amplitude=rotated,
     )
 

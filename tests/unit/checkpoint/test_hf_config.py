@@ -328,6 +328,16 @@ DAMAGED = [
     ({"rope_scaling": ""}, "rope_scaling is '', not an object"),
     ({"rope_parameters": False}, "rope_parameters is False, not an object"),
     ({"rope_scaling": {"rope_type": 3}}, "rope_type of rope_scaling is 3"),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}},
+        "truncate of rope_scaling is 'no'",
+    ),
+    (
+        of_family("DeepseekV3", rope_scaling={"type": "yarn", "factor": 2.0, "mscale_all_dim": []}),
+        "mscale_all_dim of rope_scaling is \\[\\]",
+    ),
+    (of_family("DeepseekV2", topk_method=[]), "topk_method is \\[\\], not a name"),
+    (of_family("DeepseekV3", scoring_func=0), "scoring_func is 0, not a name"),
     ({"rms_norm_eps": 1e308}, "rms_norm_eps is too large"),
     ({"rms_norm_eps": 2}, "rms_norm_eps is 2, but must be 1 or less"),
     ({"hidden_act": 0}, "hidden_act is 0, not a name"),
