@@ -15,6 +15,7 @@ from batchradix._version import VERSION as __version__
 
 if TYPE_CHECKING:
     from batchradix.api import LLM, RunResult, merge, plan, run
+    from batchradix.chat_options import ChatOptions
     from batchradix.config import EngineOptions, SamplingOptions
     from batchradix.errors import BatchradixError
     from batchradix.integrations.dataset_map import map_dataset
@@ -29,6 +30,7 @@ _HOMES = {
     "run": "api",
     "EngineOptions": "config",
     "SamplingOptions": "config",
+    "ChatOptions": "chat_options",
     "BatchradixError": "errors",
     "Extractor": "integrations.hf_datasets",
     "Result": "types",
@@ -38,6 +40,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "BatchradixError",
+    "ChatOptions",
     "EngineOptions",
     "Extractor",
     "Result",

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from batchradix import pipeline
+from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
     DEFAULT_MODEL,
@@ -100,6 +101,7 @@ def run(
     output: str | os.PathLike[str] | None = None,
     format: str | None = None,
     model: str | os.PathLike[str] = DEFAULT_MODEL,
+    lora: str | os.PathLike[str] | None = None,
     schema: Any = None,
     fields: str | None = None,
     regex: str | None = None,
@@ -119,6 +121,10 @@ def run(
     null_text: str | None = None,
     reorder_columns: bool = False,
     sort_passages: str | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    thinking: Literal["auto", "on", "off"] = "auto",
+    thinking_tokens: int | None = None,
     id_column: str | None = None,
     keep: Sequence[str] | Literal["all"] | None = None,
     limit: int | None = None,
@@ -140,8 +146,9 @@ def run(
     ``input`` is a path (Parquet, JSONL, CSV, Arrow; a folder, a glob, an address) or a table in
     memory (pyarrow, Polars, a Hugging Face dataset, a list of dicts), a
     ``pyarrow.RecordBatchReader`` or a DuckDB relation. An OpenAI batch file, or a list of its
-    requests, is answered as its API does with ``format="openai"``. ``schema`` is a JSON Schema as
-    path, text or dict, or a pydantic model class; instead of it ``fields`` is a schema in short
+    requests, is answered as its API does with ``format="openai"``. ``lora`` is the folder of an
+    adapter that is merged into the model. ``schema`` is a JSON Schema as path, text or dict, or a
+    pydantic model class; instead of it ``fields`` is a schema in short
     (``"vendor: str, total: float?"``), ``regex`` a pattern that the whole answer matches,
     ``grammar`` EBNF (GBNF) as text or a file, ``choices`` the texts to choose from.
     ``tools`` are functions that answers may call (OpenAI's list, its JSON text or a file),
@@ -156,18 +163,21 @@ def run(
     places, or from ``instruction`` and ``column``; ``null_text`` stands in for a field that is null
     or missing in a row, which is an error row otherwise. With ``reorder_columns`` the lines of a
     template that list fields stand, in each row, as rows share most of them, and with
-    ``sort_passages`` so do the items of the lists in that column. With ``output``
-    results are committed while it runs and the same call continues after a crash; without, the
-    table comes back in memory. ``keep`` names input columns to carry over: by default all of a
-    table in memory, none of a file. ``keep_truncated`` keeps the values that truncated answers were
-    closed to, and adds a column ``cut``: the JSON pointer of the first field that was cut short.
-    ``trace`` writes each step down beside the output, for ``batchradix report``. ``shard="2/4"``
-    runs the second of four parts of the job, into a file beside ``output`` (`RunResult.path`);
-    `merge` joins them. ``sample`` runs so many rows, chosen over the whole input by ``sample_seed``
-    (that of ``sampling`` when None), and ``RunResult.summary.estimate`` says what the whole job
-    would take, with ``price_per_hour`` what it would cost too; the same call without ``sample``
-    goes on with them. ``gold`` names the input column of right answers: ``summary.gold`` counts,
-    field by field, how many answers are right.
+    ``sort_passages`` so do the items of the lists in that column.
+    ``chat_template`` replaces the model's (Jinja text, or the name of one of several that it has),
+    ``chat_template_kwargs`` are further variables of it. ``thinking`` lets the model think before
+    it answers, at most ``thinking_tokens`` tokens; that goes to a column ``reasoning``. With
+    ``output`` results are committed while it runs and the same call continues after a crash;
+    without, the table comes back in memory. ``keep`` names input columns to carry over: by default
+    all of a table in memory, none of a file. ``keep_truncated`` keeps the values that truncated
+    answers were closed to, and adds a column ``cut``: the JSON pointer of the first field that was
+    cut short. ``trace`` writes each step down beside the output, for ``batchradix report``.
+    ``shard="2/4"`` runs the second of four parts of the job, into a file beside ``output``
+    (`RunResult.path`); `merge` joins them. ``sample`` runs so many rows, chosen over the whole
+    input by ``sample_seed`` (that of ``sampling`` when None), and ``RunResult.summary.estimate``
+    says what the whole job would take, with ``price_per_hour`` what it would cost too; the same
+    call without ``sample`` goes on with them. ``gold`` names the input column of right answers:
+    ``summary.gold`` counts, field by field, how many answers are right.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -182,6 +192,7 @@ def run(
     config = RunConfig(
         input=input,
         model=_path_text(model, "model"),
+        lora=None if lora is None else _path_text(lora, "lora"),
         schema=answer_format(
             schema=schema,
             fields=fields,
@@ -201,6 +212,12 @@ def run(
         shard=part,
         prompt=_prompt_options(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
+        ),
+        chats=ChatOptions(
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
         ),
         sampling=sampling or SamplingOptions(),
         engine=engine or EngineOptions(),
@@ -256,6 +273,10 @@ def plan(
     null_text: str | None = None,
     reorder_columns: bool = False,
     sort_passages: str | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    thinking: Literal["auto", "on", "off"] = "auto",
+    thinking_tokens: int | None = None,
     id_column: str | None = None,
     limit: int | None = None,
 ) -> PlanSummary:
@@ -281,6 +302,12 @@ def plan(
         prompt=_prompt_options(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
+        chats=ChatOptions(
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            thinking=thinking,
+            thinking_tokens=thinking_tokens,
+        ),
     )
     return pipeline.plan(config)
 
@@ -294,8 +321,9 @@ def _without_cut_value(result: Result) -> Result:
 class LLM:
     """A loaded model that answers lists of prompts and keeps their prefixes between calls.
 
-    Weights load with the first `generate`. ``engine`` says how it runs; see
-    `batchradix.config.EngineOptions`. Usable as a context manager; `close` frees the memory.
+    Weights load with the first `generate`. ``lora`` is the folder of an adapter that is merged into
+    them. ``engine`` says how it runs; see `batchradix.config.EngineOptions`. Usable as a context
+    manager; `close` frees the memory.
     Calls from several threads run one after the other. A call that was interrupted leaves
     nothing behind: the next one loads the weights again. Raises `ModelError` when the model
     cannot be had or run.
@@ -305,11 +333,13 @@ class LLM:
         self,
         model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
+        lora: str | os.PathLike[str] | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
         name = _path_text(model, "model")
         options = RunConfig(input=None, engine=engine or EngineOptions()).engine
-        self._session = pipeline.Session(open_checkpoint(name), options)
+        adapter = None if lora is None else _path_text(lora, "lora")
+        self._session = pipeline.Session(open_checkpoint(name, lora=adapter), options)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -335,13 +365,15 @@ class LLM:
         parallel_tool_calls: bool | None = None,
         tool_format: str | None = None,
         retries: int = 0,
+        chats: ChatOptions | None = None,
         sampling: SamplingOptions | None = None,
         keep_truncated: bool = False,
     ) -> list[Result]:
         """One `Result` a prompt, in order; a failed prompt is a result with an error.
 
         A prompt is a text (raw, as it is) or a conversation: a list of messages with role and
-        content (through the model's chat template). ``schema`` as in `run`; ``value`` is the
+        content (through the model's chat template). ``chats``: another template, its variables,
+        thinking before the answer (`Result.reasoning`). ``schema`` as in `run`; ``value`` is the
         parsed answer then; a truncated one has none, or with ``keep_truncated`` the value it
         was closed to and ``cut``. Prompts are ordered by shared prefix, duplicates run once.
         """
@@ -372,6 +404,7 @@ class LLM:
                 tool_format=tool_format,
             ),
             retries=retries,
+            chats=chats or ChatOptions(),
             sampling=sampling or SamplingOptions(),
         )
         results = self._session.results(config)

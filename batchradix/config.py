@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from batchradix.chat_options import ChatOptions
 from batchradix.errors import OptionError
 from batchradix.trial import TrialOptions
 
@@ -28,7 +29,7 @@ MIN_SPILL_TOKENS = 16
 """What is shorter is computed again: a call costs as much as its bytes."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantize = Literal["off", "int8"]
+Quantize = Literal["off", "int8", "keep"]
 Switch = Literal["auto", "on", "off"]
 KVDType = Literal["auto", "fp8"]
 # Tokens of a row that are guessed in every step; auto: as many as measurements say pay.
@@ -191,7 +192,8 @@ class PromptOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How the engine runs; never changes a greedy float32 answer, except for five things:
-    ``quantize`` rounds weights and activations of the linear layers to 8 bits; ``kv_dtype`` fp8
+    ``quantize`` int8 rounds weights and activations of the linear layers to 8 bits (keep: weights
+    of a GGUF file stay in memory as they are there, which changes no number); ``kv_dtype`` fp8
     rounds keys and values to float8_e4m3fn, without a scale;
     without ``forced_text`` every token is sampled, and text that the schema forces may be split
     into other tokens; without ``repetition_guard`` an answer under a schema that goes round in
@@ -245,8 +247,8 @@ class EngineOptions:
             f"`dtype` must be auto, float32, bfloat16 or float16, not {self.dtype!r}",
         )
         require(
-            self.quantize in ("off", "int8"),
-            f"`quantize` must be off or int8, not {self.quantize!r}",
+            self.quantize in ("off", "int8", "keep"),
+            f"`quantize` must be off, int8 or keep, not {self.quantize!r}",
         )
         require(
             self.kv_dtype in ("auto", "fp8"),
@@ -452,6 +454,7 @@ class Shard:
 class RunConfig:
     """A whole job. ``input`` is a path, ``-`` for standard input, or an in-memory table.
 
+    ``lora``: the folder of a LoRA adapter that is merged into the model as it loads.
     ``schema``: what every answer must match, as `schema.answer_format.load_format` takes it, or
     the functions that answers call, a `schema.tools.ToolSet`.
     ``schema_column``: the input column of schemas that hold for their row instead; without it
@@ -463,6 +466,7 @@ class RunConfig:
 
     input: Any
     model: str = DEFAULT_MODEL
+    lora: str | None = None
     schema: Any = None
     schema_column: str | None = None
     tool_format: str | None = None
@@ -471,6 +475,7 @@ class RunConfig:
     limit: int | None = None
     shard: Shard | None = None
     prompt: PromptOptions = field(default_factory=PromptOptions)
+    chats: ChatOptions = field(default_factory=ChatOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
@@ -479,6 +484,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, kind in (
             ("prompt", PromptOptions),
+            ("chats", ChatOptions),
             ("sampling", SamplingOptions),
             ("engine", EngineOptions),
             ("output", OutputOptions),

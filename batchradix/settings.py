@@ -81,7 +81,9 @@ class EngineSettings:
     @property
     def precision(self) -> str:
         """What the model computes in, for people."""
-        parts = [f"{self.quantize} layers"] if self.quantize != "off" else []
+        parts = [f"{self.quantize} layers"] if self.quantize == "int8" else []
+        if self.quantize == "keep":
+            parts.append("weights kept as they are held")
         if self.kv_dtype == "fp8":
             parts.append("fp8 keys and values")
         return f"{self.dtype} with {' and '.join(parts)}" if parts else self.dtype
@@ -119,13 +121,15 @@ def resolve_engine(
     *,
     num_kv_elements_per_token: int,
     weight_bytes_float32: int,
+    kept_weight_bytes: int | None = None,
     demand_tokens: int | None = None,
     num_kv_copies: int = 1,
 ) -> EngineSettings:
     """Settles every open choice from the machine and the model; pure.
 
     ``num_kv_elements_per_token`` is the model's keys and values of one token over all layers,
-    in elements; ``weight_bytes_float32`` what its parameters take in float32;
+    in elements; ``weight_bytes_float32`` what its parameters take in float32,
+    ``kept_weight_bytes`` what they take as a file holds them, where they are kept so;
     ``demand_tokens`` the most KV tokens the job could ever use at once (caps the pool);
     ``num_kv_copies`` is that of the settings.
     KV memory is 40 % of what host memory the weights leave, 90 % on a device.
@@ -144,6 +148,11 @@ def resolve_engine(
         "`cuda_graphs` need a GPU; leave them out, or set `device` to cuda",
     )
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=machine.has_bf16)
+    require(
+        options.quantize != "keep" or dtype == "bfloat16",
+        f"`quantize` keep multiplies in bfloat16, not in {dtype}; leave it out, or set `dtype` to "
+        f"bfloat16 on a CPU that has it",
+    )
     token_bytes = num_kv_copies * num_kv_elements_per_token
     token_bytes *= kv_element_bytes(options.kv_dtype, dtype)
     for name in ("kv_disk_bytes", "kv_host_memory_bytes"):
@@ -164,7 +173,7 @@ def resolve_engine(
             f"{token_bytes} bytes; give more",
         )
     else:
-        weights = weight_bytes_float32 * element_bytes(dtype) // 4
+        weights = kept_weight_bytes or weight_bytes_float32 * element_bytes(dtype) // 4
         if device == "cpu" or machine.free_device_memory_bytes is None:
             room = int((machine.free_memory_bytes - weights) * 0.4)
         else:

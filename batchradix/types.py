@@ -130,6 +130,40 @@ class GrammarSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """How a row thinks before it answers; its prompt ends where the thinking begins.
+
+    It ends with the token ``end_id`` (None: there is none) or where ``end`` is complete as text, at
+    the latest after ``max_tokens`` tokens, when ``closing_ids`` end it. ``gap_ids`` go between it
+    and an answer under a grammar. ``start`` is no part of the thinking where that begins with it
+    once more. ``answer_tokens``: the most of the answer alone, which needs ``least_tokens``.
+    """
+
+    start: str
+    end: str
+    end_id: int | None
+    closing_ids: tuple[int, ...]
+    gap_ids: tuple[int, ...]
+    max_tokens: int
+    answer_tokens: int = 1
+    least_tokens: int = 1
+
+    @property
+    def total_tokens(self) -> int:
+        """The most of thinking, what closes it, and the answer."""
+        return self.max_tokens + len(self.closing_ids) + self.answer_tokens
+
+    def budget(self, total_tokens: int) -> int:
+        """Tokens that the thinking may have where the context leaves ``total_tokens`` for all.
+
+        The answer may have its own; where both do not fit each gets half, the answer what it needs.
+        """
+        room = total_tokens - len(self.closing_ids)
+        half = min(room // 2, room - self.least_tokens)
+        return max(1, min(self.max_tokens, max(room - self.answer_tokens, half)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
     """How one answer is sampled; hashable, shared by all rows with equal settings.
 
@@ -138,7 +172,8 @@ class RowSettings:
     ``repetition_penalty`` counts prompt and generated tokens (CTRL, as in transformers);
     presence and frequency count generated tokens only (OpenAI). ``probabilities`` asks for
     those of each choice of a ``choices`` grammar; ``choose`` is ``walk`` (token by token) or
-    ``joint`` (the choice of the largest probability).
+    ``joint`` (the choice of the largest probability). ``thinking`` goes before the answer, and
+    grammar and stop strings are for the answer alone.
     """
 
     temperature: float = 0.0
@@ -152,6 +187,7 @@ class RowSettings:
     grammar: GrammarSpec | None = None
     probabilities: bool = False
     choose: str = "walk"
+    thinking: Thinking | None = None
 
     @property
     def is_scored(self) -> bool:
@@ -164,11 +200,11 @@ class RequestTable:
     """What the engine needs of each row beside its tokens; arrays by `TokenTable` row.
 
     ``settings_id``: int32[num_rows] into ``settings``. ``max_tokens``: int32[num_rows], at
-    least 1, already cut to the context. ``rng_key``: uint64[num_rows]; a row's random numbers
-    are a function of its key and the position in the answer alone. ``num_forced``:
-    int32[num_rows], the trailing tokens of a row's prompt that are its answer's opening (what
-    its grammar leaves no choice about), at most ``max_tokens``, which counts them; None when
-    no row has any.
+    least 1, already cut to the context, of thinking and answer together. ``rng_key``:
+    uint64[num_rows]; a row's random numbers are a function of its key and the position in the
+    answer alone. ``num_forced``: int32[num_rows], the trailing tokens of a row's prompt that are
+    its answer's opening (what its grammar leaves no choice about), at most ``max_tokens``, which
+    counts them; None when no row has any.
     """
 
     settings: tuple[RowSettings, ...]
@@ -210,7 +246,9 @@ class Completion:
     and the end-of-sequence token included. ``cut_at``: of an answer that was cut (by length or
     repetition) and closed, how many bytes of ``text`` in UTF-8 the model wrote before the
     closing; else None. ``choice_logprobs``: natural logarithms, one for each choice of the
-    row's grammar in its order, where the row asked for them.
+    row's grammar in its order, where the row asked for them. ``reasoning``: the text of the
+    thinking before the answer, None for a row without; ``reasoning_tokens`` are those of it and of
+    what closed it, which ``completion_tokens`` holds and ``token_ids`` does not.
     """
 
     job_id: int
@@ -222,6 +260,8 @@ class Completion:
     error: RowError | None = None
     cut_at: int | None = None
     choice_logprobs: tuple[float, ...] | None = None
+    reasoning: str | None = None
+    reasoning_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -356,6 +396,7 @@ class Result:
     ``text`` of a truncated answer is the closed one. ``value`` is None unless ``status`` is ok,
     or is truncated and such values are kept; ``cut`` is then the JSON pointer of the first field
     that was cut short. ``probabilities``: of each choice, where the run asked for them.
+    ``reasoning`` and ``reasoning_tokens`` as in `Completion`.
     """
 
     row: int
@@ -371,6 +412,8 @@ class Result:
     content_key: bytes  # 16 bytes
     cut: str | None = None
     probabilities: tuple[float, ...] | None = None
+    reasoning: str | None = None
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

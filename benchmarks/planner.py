@@ -1,4 +1,4 @@
-"""Measures the planner: order, shards, and the order of fields, beside plain ways to do the same.
+"""Measures the planner: tokens, order, shards, and the order of fields, beside plain ways to do it.
 
     python benchmarks/planner.py
 
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from large_plan import measure_large
+from tokenising import measure_tokenising
 
 from batchradix import pipeline
 from batchradix.config import PromptOptions, RunConfig
@@ -73,11 +75,26 @@ def plain_plan(rows: list[tuple[int, ...]]) -> list[int]:
     return shared
 
 
+def object_trie(rows: list[tuple[int, ...]]) -> int:
+    """Nodes of a trie of dictionaries, one for each token that rows do not share."""
+    root: dict[int, Any] = {}
+    count = 0
+    for row in rows:
+        node = root
+        for token in row:
+            if token not in node:
+                node[token] = {}
+                count += 1
+            node = node[token]
+    return count
+
+
 def measure_order(num_rows: int) -> dict[str, Any]:
-    table = documents(num_rows, 150)
+    table = documents(num_rows, 548)
     rows = [tuple(table[row].tolist()) for row in range(num_rows)]
     plan = make_plan(table)
     assert plan.lcp.tolist() == plain_plan(rows)
+    assert table.num_tokens - plan.lcp.sum(dtype=np.int64) == object_trie(rows)
     answers = np.full(num_rows, 64, dtype=np.int32)
     split = split_plan(plan, table.lengths, answers, 64)
     return {
@@ -86,6 +103,7 @@ def measure_order(num_rows: int) -> dict[str, Any]:
         "plan_s": best_s(lambda: make_plan(table)),
         "tree_s": best_s(lambda: build_tree(plan, table.lengths)),
         "python_sort_s": best_s(lambda: plain_plan(rows)),
+        "object_trie_s": best_s(lambda: object_trie(rows)),
         "split_in_64_s": best_s(lambda: split_plan(plan, table.lengths, answers, 64)),
         "most_over_mean_cost": float(split.costs.max() / split.costs.mean()),
         "duplicated_share": float(
@@ -168,22 +186,53 @@ def measure_passages(num_rows: int) -> dict[str, Any]:
     }
 
 
+def report(result: dict[str, Any]) -> None:
+    """Prints the figures, seconds by the clock and (of all threads) of the processors."""
+    print("tokenising                            prompts whole         repeats once      as fast")
+    for job in result["tokenising"]:
+        print(
+            f"  {job['job']:<32}{job['whole_s']:7.2f} s {job['whole_cpu_s']:7.2f} s"
+            f"{job['seconds']:7.2f} s {job['cpu_s']:7.2f} s {job['times_as_fast']:5.1f}, "
+            f"{job['times_less_cpu']:.1f} by CPU"
+        )
+    order = result["order"]
+    print(
+        f"order of {order['rows']:,} rows of 600 tokens: {order['plan_s']:.2f} s; Python's sort "
+        f"{order['python_sort_s']:.1f} s; a trie of objects {order['object_trie_s']:.1f} s"
+    )
+    for large in result["large"]:
+        print(
+            f"order of {large['rows']:,} ({large['shape']}), {large['plan_memory_bytes'] >> 20:,} "
+            f"MiB to plan: {large['seconds']:.1f} s, {large['cpu_s']:.1f} s of CPU, "
+            f"{large['peak_rss_bytes'] / large['token_bytes']:.2f} of the tokens' bytes resident"
+        )
+    print(f"order of fields, 30,000 rows: {result['reordering']['seconds']:.1f} s")
+    print(f"order of passages, 100,000 rows: {result['passages']['seconds']:.1f} s")
+    for table in result["tables"]:
+        print("  {table}: {as_written} tokens, reordered {reordered}".format(**table))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--many-rows", type=int, default=1_000_000)
+    parser.add_argument("--prompts", type=int, default=4_000)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     result = {
         "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "tokenising": measure_tokenising(options.model, options.prompts),
         "order": measure_order(options.rows),
+        "large": measure_large(options.many_rows),
         "reordering": measure_reordering(30_000),
         "passages": measure_passages(100_000),
         "tables": [measure_table(name, options.model) for name in TABLES],
     }
     options.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    report(result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ In the tiny checkpoints a token is a byte (id = byte value), then come eight spe
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -39,6 +41,7 @@ SPECIALS = (
 )
 PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 264)
 VOCAB_SIZE = 264
+THINK, THINK_END = PAD, TOOL  # of models that think
 # Writes <bos> although the tokenizer puts one too, as some real models do.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -55,6 +58,26 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
+_TURNS = (
+    "{{ bos_token }}{% for message in messages %}{% set text = message.content or '' %}"
+    "{% if message.role == 'assistant' and '</think>' in text %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<|' + message.role + '|>' + text + '<|end|>' }}{% endfor %}"
+)
+THINKING_TEMPLATES = {
+    # On unless the variable says otherwise; the model opens the block itself.
+    "switch": _TURNS + "{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}",
+    # Always on: the prompt ends in an open block.
+    "opens": _TURNS + "{% if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}{% endif %}",
+    # Off unless the variable says otherwise, and each kind of block is the template's.
+    "toggle": _TURNS + "{% if add_generation_prompt %}<|assistant|>"
+    "{% if thinking is defined and thinking %}<think>{% else %}</think>{% endif %}{% endif %}",
+    # Says nothing but what becomes of earlier turns.
+    "mentions": _TURNS + "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+}
+
 
 @pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel:
@@ -66,7 +89,8 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel
 
     ``make("markov", text="yes")``: the last token alone decides the next: a→b … z→a, A→B …
     Z→A, 0→1 … 9→0, ``<|assistant|>`` → 'a', all others → ``<eos>``. The bytes of ``text``,
-    which must differ, replace that: ``<|assistant|>`` → 'y' → 'e' → 's' → ``<eos>``.
+    which must differ, replace that: ``<|assistant|>`` → 'y' → 'e' → 's' → ``<eos>``, and so do
+    ``steps``, pairs of a token and the next.
 
     ``make("random", family="llama", seed=7)``: two random layers of a Llama, Mistral, Qwen2 or
     Qwen3, or of another family (`_RANDOM`). All but Qwen2, whose embeddings are tied,
@@ -86,6 +110,60 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel
         return built[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def thinker_folder(
+    tiny_model_folder: MakeTinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> MakeTinyModel:
+    """Builds a markov model that thinks, and returns its folder.
+
+    ``make("switch", text="um", answer="42")``: behind a line break (or ``<think>``, where that is
+    a token) it writes ``text``, then its end marker, then ``answer``, then ``<eos>``; their bytes
+    must differ. ``markers``: "added" or "special" tokens, or "text". Kinds: `THINKING_TEMPLATES`.
+    ``ends=False``: nothing special follows ``text``. ``base``: a model to be given these tokens and
+    this template instead.
+    """
+
+    def make(
+        kind: str,
+        *,
+        text: str = "um",
+        answer: str = "42",
+        markers: str = "added",
+        ends: bool = True,
+        base: Path | None = None,
+    ) -> Path:
+        end = [THINK_END] if markers != "text" else list(b"</think>")
+        chain = [ord("\n"), *text.encode(), *end, *answer.encode(), EOS]
+        if not ends:
+            chain = [ord("\n"), *text.encode()]
+        assert len(set(chain)) == len(chain), "a byte can have one successor only"
+        steps = (*pairwise(chain), (THINK, ord(text[0])))
+        folder = tmp_path_factory.mktemp("thinker")
+        model = base or tiny_model_folder("markov", steps=steps)
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        if markers != "text":
+            _rename_tokens(folder, {"<pad>": "<think>", "<|tool|>": "</think>"}, markers)
+        (folder / "chat_template.jinja").write_text(THINKING_TEMPLATES[kind])
+        return folder
+
+    return make
+
+
+def _rename_tokens(folder: Path, names: dict[str, str], markers: str) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    for token in tokenizer["added_tokens"]:
+        if token["content"] in names:
+            token |= {"content": names[token["content"]], "special": markers == "special"}
+    path.write_text(json.dumps(tokenizer))
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for name in ("pad_token", "additional_special_tokens", "extra_special_tokens"):
+        config.pop(name, None)
+    config.pop("added_tokens_decoder", None)
+    path.write_text(json.dumps(config))
 
 
 @pytest.fixture(scope="session")
@@ -286,11 +364,14 @@ def _const_model(context_length: int, *, prefer: str = "") -> Any:
     return model
 
 
-def _markov_model(context_length: int, *, text: str = "") -> Any:
+def _markov_model(
+    context_length: int, *, text: str = "", steps: tuple[tuple[int, int], ...] = ()
+) -> Any:
     following = dict.fromkeys(range(VOCAB_SIZE), EOS)
     for first, last in (b"az", b"AZ", b"09"):
         following |= {byte: byte + 1 for byte in range(first, last)} | {last: first}
     following[ASSISTANT] = ord("a")
+    following |= dict(steps)
     chain = [ASSISTANT, *text.encode(), EOS]
     assert len(set(chain)) == len(chain), "a byte can have one successor only"
     if text:

@@ -113,11 +113,11 @@ def compile_template(text: str, *, unseen_marks: str = "") -> jinja2.Template:
         return environment.from_string(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
-            f"the model's chat template is malformed in line {error.lineno}: {error.message}; "
+            f"the chat template is malformed in line {error.lineno}: {error.message}; mend it, or "
             f"use the model's files as they were published"
         ) from error
     except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
-        raise TemplateError(f"the model's chat template is malformed: {error}") from error
+        raise TemplateError(f"the chat template is malformed: {error}") from error
 
 
 def _with_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from batchradix.checkpoint.adapter import Adapter, open_adapter
 from batchradix.checkpoint.chat_template import compile_template
 from batchradix.checkpoint.content_hash import content_hash
 from batchradix.checkpoint.gguf_header import read_gguf_header
+from batchradix.checkpoint.gguf_kept import kept_bytes
 from batchradix.checkpoint.gguf_model import gguf_config
 from batchradix.checkpoint.gguf_tokenizer import gguf_tokenizer
 from batchradix.checkpoint.hf_config import hf_config
 from batchradix.checkpoint.hf_folder import (
-    read_chat_template,
+    chosen_template,
+    read_chat_templates,
     read_tokenizer,
     refuse_foreign_folder,
 )
@@ -25,7 +30,9 @@ from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.checkpoint.resolve import locate
 from batchradix.checkpoint.tokenizer import Tokenizer
 from batchradix.checkpoint.weights import find_weights
-from batchradix.errors import ModelError
+from batchradix.errors import ModelError, OptionError
+
+_GGUF_TEMPLATE = "tokenizer.chat_template"
 
 __all__ = ["LISTED_MODELS", "Checkpoint", "ListedModel", "open_checkpoint"]
 
@@ -36,7 +43,8 @@ class Checkpoint:
 
     ``name`` is what it was opened as; ``path`` the folder, or the ``.gguf`` file itself.
     ``bos_token`` and ``eos_token`` are texts, ``""`` where there is none; ``special_texts``
-    holds all named special tokens for the chat template. No weight has been read.
+    holds all named special tokens for the chat template. ``chat_templates``: all that the model
+    has, by name, of which ``chat_template`` is one. No weight has been read.
     """
 
     name: str
@@ -51,11 +59,26 @@ class Checkpoint:
     eos_token: str
     is_demonstration: bool = False
     special_texts: Mapping[str, str] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    adapter: Adapter | None = None
 
     @cached_property
     def content_hash(self) -> str:
-        """Hex SHA-256 that names what the model is, wherever it lies; see `content_hash`."""
-        return content_hash(self.path, self.format, self.weight_files)
+        """Hex SHA-256 that names what the model is, with its adapter, wherever they lie; see
+        `content_hash`."""
+        base = content_hash(self.path, self.format, self.weight_files)
+        if self.adapter is None:
+            return base
+        return hashlib.sha256(f"{base} {self.adapter.content_hash}".encode()).hexdigest()
+
+    @cached_property
+    def kept_bytes(self) -> int | None:
+        """What weights take in memory as a file holds them; None for floats, FP8 and int8."""
+        if self.format == "gguf":
+            return kept_bytes(self.path)
+        if self.config.stored is None or self.config.stored.layout == "scaled":
+            return None
+        return sum(file.stat().st_size for file in self.weight_files)
 
 
 def open_checkpoint(
@@ -64,13 +87,14 @@ def open_checkpoint(
     revision: str | None = None,
     notify: Callable[[str], None] | None = None,
     local_only: bool = False,
+    lora: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
     """Opens a model by name, fetching it if need be; reads no weights and runs no code of it.
 
     ``name`` is a folder in Hugging Face's layout, a ``.gguf`` file, a listed name
     (`LISTED_MODELS`), ``owner/repo[@revision]`` or ``owner/repo:QUANTISATION`` on the Hugging
     Face hub. What exists on disk wins. ``notify`` is told in one line what is being fetched;
-    with ``local_only`` nothing is.
+    with ``local_only`` nothing is. ``lora``: the folder of an adapter to be merged into it.
 
     Raises `ModelError` when the model cannot be had, is damaged or cannot be run, and
     `TemplateError` when its chat template is malformed.
@@ -88,11 +112,31 @@ def open_checkpoint(
         revision=located.revision,
         path=located.path,
         is_demonstration=located.is_demonstration,
+        adapter=None if lora is None else open_adapter(lora),
         **parts,
     )
     if checkpoint.chat_template is not None:
         compile_template(checkpoint.chat_template)
     return checkpoint
+
+
+def with_chat_template(checkpoint: Checkpoint, template: str | None) -> Checkpoint:
+    """The model with another chat template: Jinja text, or the name of one of those that it has.
+
+    Raises `TemplateError` for a malformed one and `OptionError` for what is neither.
+    """
+    if template is None:
+        return checkpoint
+    text = checkpoint.chat_templates.get(template, template)
+    if text is template and not any(mark in text for mark in ("{{", "{%")):
+        known = ", ".join(checkpoint.chat_templates) or "none"
+        raise OptionError(
+            f"`chat_template` {text[:60]!r} is neither Jinja text nor the name of one of the "
+            f"model's templates (there are: {known}); give a file or text with places such as "
+            f"{{{{ messages }}}}"
+        )
+    compile_template(text)
+    return replace(checkpoint, chat_template=text)
 
 
 def _silent(line: str) -> None:
@@ -103,13 +147,18 @@ def _gguf_parts(path: Path) -> dict[str, Any]:
     header = read_gguf_header(path)
     config = gguf_config(path, header)
     definition, specials, names = gguf_tokenizer(path, header.metadata)
-    template = header.metadata.get("tokenizer.chat_template")
+    template = header.metadata.get(_GGUF_TEMPLATE)
     return {
         "format": "gguf",
         "weight_files": (path,),
         "config": config,
         "tokenizer": Tokenizer(definition, specials, num_embeddings=config.vocab_size),
         "chat_template": template if isinstance(template, str) else None,
+        "chat_templates": {
+            name.removeprefix(_GGUF_TEMPLATE).lstrip(".") or "default": text
+            for name, text in header.metadata.items()
+            if name.startswith(_GGUF_TEMPLATE) and isinstance(text, str)
+        },
         "bos_token": specials.bos_token,
         "eos_token": specials.eos_token,
         "special_texts": names,
@@ -131,15 +180,17 @@ def _folder_parts(folder: Path, *, weightless: bool = False) -> dict[str, Any]:
     config = hf_config(folder / "config.json", raw)
     weight_files: tuple[Path, ...] = ()
     if not weightless:
-        is_fp8 = config.fp8_block is not None
-        weight_files = find_weights(folder, fp8=is_fp8, mxfp4=config.mxfp4)
+        is_quantised = config.stored is not None
+        weight_files = find_weights(folder, quantised=is_quantised, mxfp4=config.mxfp4)
     tokenizer, names = read_tokenizer(folder, raw, config.vocab_size)
+    templates = read_chat_templates(folder)
     return {
         "format": "safetensors",
         "weight_files": weight_files,
         "config": config,
         "tokenizer": tokenizer,
-        "chat_template": read_chat_template(folder),
+        "chat_template": chosen_template(folder, templates),
+        "chat_templates": templates,
         "bos_token": names.get("bos_token", ""),
         "eos_token": names.get("eos_token", ""),
         "special_texts": names,

@@ -15,6 +15,7 @@ from batchradix.checkpoint.hf_experts import experts_config
 from batchradix.checkpoint.hf_families import FAMILIES, SUPPORTED, Family
 from batchradix.checkpoint.hf_fields import MOST_LAYERS, Fields
 from batchradix.checkpoint.hf_latent import latent_config
+from batchradix.checkpoint.hf_quantisation import stored_weights
 from batchradix.checkpoint.hf_rope import rope_config, rope_scaling, served_context
 from batchradix.checkpoint.model_config import ModelConfig, RopeConfig
 from batchradix.errors import ModelError
@@ -47,10 +48,11 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         "mlp_bias": name in _MLP_BIAS and fields.boolean("mlp_bias"),
         "qk_norm": name in ("Qwen3", "Qwen3Moe"),
         "moe": experts_config(fields, name),
-        "fp8_block": _fp8_block(fields),
         "text_part": text_part is not None,
         **family.own(fields, original_length),
     }
+    if not parts.get("mxfp4"):
+        parts["stored"] = stored_weights(fields)
     if not name.startswith("Gemma"):
         _check_activation(fields)
     if "rope" not in parts:
@@ -134,27 +136,6 @@ def _attention_bias(fields: Fields, name: str) -> tuple[bool, bool]:
     return bias, bias
 
 
-def _fp8_block(fields: Fields) -> tuple[int, int] | None:
-    """The block of weights in FP8 with a scale a block; what else is quantised was refused."""
-    settings = fields.config.get("quantization_config")
-    if not isinstance(settings, Mapping) or settings.get("quant_method") != "fp8":
-        return None
-    block = settings.get("weight_block_size", [128, 128])
-    kind = settings.get("fmt", "e4m3"), settings.get("activation_scheme", "dynamic")
-    is_block = isinstance(block, list) and len(block) == 2
-    if not is_block or not all(type(size) is int and size > 0 for size in block):
-        raise fields.error(
-            f"FP8 weights with weight_block_size {block!r} are not supported, only with a scale a "
-            f"block; use the model's unquantised weights"
-        )
-    if kind != ("e4m3", "dynamic"):
-        raise fields.error(
-            f"FP8 weights of format {kind[0]!r} with {kind[1]} activations are not supported, only "
-            f"e4m3 with dynamic ones; use the model's unquantised weights"
-        )
-    return block[0], block[1]
-
-
 def _named(path: Path, config: Mapping[str, Any]) -> str | None:
     """The architecture that the config names first."""
     named = config.get("architectures")
@@ -170,8 +151,9 @@ def _text_part(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | Non
     if _named(path, config) != "Gemma3ForConditionalGeneration":
         return None
     text = Fields(path, config).object("text_config")
+    of_both = ("quantization_config", "compression_config")
     return {**text, "architectures": ["Gemma3ForCausalLM"]} | {
-        key: config[key] for key in ("quantization_config",) if key in config
+        key: config[key] for key in of_both if key in config
     }
 
 
@@ -179,14 +161,6 @@ def _family(path: Path, config: Mapping[str, Any]) -> Family:
     """The family of layers, after what is no plain text model has been refused."""
     model_type = str(config.get("model_type"))
     name = _named(path, config)
-    quantization = config.get("quantization_config", config.get("compression_config"))
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    served = ("fp8", "mxfp4") if name == "GptOssForCausalLM" else ("fp8",)
-    if quantization is not None and method not in served:
-        raise ModelError(
-            f"{path}: weights quantised with {method or 'an unknown method'} are not supported; "
-            f"use the model's unquantised weights or a GGUF file of it"
-        )
     if any(key in config for key in ("vision_config", "audio_config", "text_config")):
         raise ModelError(
             f"{path}: {name or model_type} is a vision or audio model; use a text model"

@@ -22,7 +22,7 @@ def refuse_foreign_folder(folder: Path) -> None:
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ModelError(
             f"{folder} is an adapter{f' for {base}' if base else ''}, not a model; "
-            f"merge it into its base model first (peft: merge_and_unload)"
+            f"give its base model, and the adapter as `lora`"
         )
     if (folder / "modules.json").is_file():
         raise ModelError(
@@ -130,38 +130,52 @@ def _listed_tokens(settings: Mapping[str, Any]) -> tuple[AddedToken, ...]:
     )
 
 
-def read_chat_template(folder: Path) -> str | None:
-    """The model's chat template, or None where it has none.
+def read_chat_templates(folder: Path) -> dict[str, str]:
+    """The model's chat templates by name; one that has none is called ``default``.
 
     ``chat_template.jinja`` wins over ``chat_template.json``, that over the entry of
-    ``tokenizer_config.json``, as in `transformers`. Of several the one named ``default`` is taken.
+    ``tokenizer_config.json``, as in `transformers`; ``additional_chat_templates`` holds others.
+    Raises `ModelError`.
     """
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    templates = {path.stem: _read_text(path) for path in more}
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
-        try:
-            return jinja.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{jinja} cannot be read: {error}") from error
+        return {**templates, "default": _read_text(jinja)}
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
         value = read_json_if_there(path).get("chat_template")
         if value is not None:
-            return _default_template(path, value)
-    return None
+            return templates | _named_templates(path, value)
+    return templates
 
 
-def _default_template(path: Path, value: Any) -> str:
+def chosen_template(folder: Path, templates: Mapping[str, str]) -> str | None:
+    """Of several the one named ``default``. Raises `ModelError` where none is."""
+    if not templates or "default" in templates:
+        return templates.get("default")
+    if len(templates) == 1:
+        return next(iter(templates.values()))
+    known = ", ".join(re.sub(r"\s+", " ", name) for name in templates)
+    raise ModelError(f"{folder}: no chat template is named default (there are: {known})")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _named_templates(path: Path, value: Any) -> dict[str, str]:
     if isinstance(value, str):
-        return value
+        return {"default": value}
     templates: dict[str, Any] = {}
     if isinstance(value, Mapping):
         templates = dict(value)
     elif isinstance(value, list):
         templates = {str(t.get("name")): t.get("template") for t in value if isinstance(t, Mapping)}
-    default = templates.get("default")
-    if default is None and len(templates) == 1:
-        default = next(iter(templates.values()))
-    if not isinstance(default, str):
-        known = ", ".join(re.sub(r"\s+", " ", str(name)) for name in templates) or "none"
-        raise ModelError(f"{path}: no chat template is named default (there are: {known})")
-    return default
+    found = {name: text for name, text in templates.items() if isinstance(text, str)}
+    if not found:
+        raise ModelError(f"{path}: no chat template is named default (there are: none)")
+    return found

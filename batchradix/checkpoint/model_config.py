@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from batchradix.checkpoint.stored_weights import StoredWeights
+
 Architecture = Literal[
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -162,7 +164,7 @@ class ModelConfig:
     moe: MoeConfig | None = None
     num_prediction_layers: int = 0  # behind the others in the files; they are not used
     mxfp4: bool = False  # experts in blocks of 32 numbers of 4 bits with a scale (gpt-oss)
-    fp8_block: tuple[int, int] | None = None  # rows and columns that share a scale, where in FP8
+    stored: StoredWeights | None = None  # None: as plain floats, or a GGUF file's way
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:

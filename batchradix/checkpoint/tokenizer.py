@@ -16,6 +16,7 @@ from typing import Any
 
 import tokenizers
 
+from batchradix.checkpoint.borders import Borders
 from batchradix.errors import ModelError
 
 _SECRET = secrets.token_hex(16)
@@ -74,6 +75,8 @@ class Tokenizer:
     eos_ids: tuple[int, ...]
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
+    borders: Borders
+    """Where texts may be cut; what stands behind a border is for `encode_inner`."""
 
     def __init__(
         self, definition: Mapping[str, Any], specials: SpecialTokens, *, num_embeddings: int
@@ -97,6 +100,9 @@ class Tokenizer:
         self._added_ids = {token.content: token.id for token in self.added_tokens}
         self._plain = _plain_tokenizer(definition, listed)
         self._middle = _without_first_space(self._plain, definition)
+        self._inner = _without_prepending(self._middle, definition)
+        spelt = {chr(byte): char for char, byte in byte_of_character().items() if byte < 128}
+        self.borders = Borders(definition, spelt)
         vocab = {s: i for s, i in words.items() if i < num_embeddings} | self._added_ids
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.special_ids = frozenset(t.id for t in self.added_tokens if t.special)
@@ -132,6 +138,10 @@ class Tokenizer:
             for i, ids in zip(indices, encoded, strict=True):
                 rows[i] = ids
         return rows
+
+    def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that go on behind one of `borders`, otherwise as `encode_plain`."""
+        return self._encode(self._inner, texts)
 
     def added_token_id(self, content: str) -> int | None:
         """The id of the added token spelt ``content``, or None where there is no such token."""
@@ -270,8 +280,24 @@ def _without_first_space(
     middle = tokenizers.Tokenizer(plain.model)  # shares the vocabulary, copies nothing
     if plain.normalizer is not None:
         middle.normalizer = plain.normalizer
-    middle.pre_tokenizer = _pre_tokenizer(_never_first(part))
+    middle.pre_tokenizer = _component("pre_tokenizer", _never_first(part))
     return middle
+
+
+def _without_prepending(
+    middle: tokenizers.Tokenizer, definition: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """The tokenizer for text that goes on: ``middle`` itself where nothing is put before texts."""
+    part = definition.get("normalizer") or {}
+    leaves = list(_components(part)) if part else []
+    if not any(leaf["type"] == "Prepend" for leaf in leaves):
+        return middle
+    kept = [leaf for leaf in leaves if leaf["type"] != "Prepend"]
+    inner = tokenizers.Tokenizer(middle.model)
+    inner.normalizer = _component("normalizer", {"type": "Sequence", "normalizers": kept})
+    if middle.pre_tokenizer is not None:
+        inner.pre_tokenizer = middle.pre_tokenizer
+    return inner
 
 
 def _never_first(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,11 +309,12 @@ def _never_first(part: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _pre_tokenizer(part: Mapping[str, Any]) -> Any:
-    """A pre-tokenizer from its definition; the library reads one only inside a tokenizer."""
+def _component(name: str, part: Mapping[str, Any]) -> Any:
+    """A normalizer or pre-tokenizer from its definition; the library reads one only inside a
+    tokenizer."""
     model = {"type": "BPE", "vocab": {}, "merges": []}
-    shell = {"version": "1.0", "added_tokens": [], "pre_tokenizer": part, "model": model}
-    return tokenizers.Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
+    shell = {"version": "1.0", "added_tokens": [], name: part, "model": model}
+    return getattr(tokenizers.Tokenizer.from_str(json.dumps(shell)), name)
 
 
 def _surroundings(plain: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -20,10 +20,20 @@ import typer
 
 from batchradix.errors import InputError, OptionError
 
-_PATHS = frozenset({"input", "output", "errors", "metrics", "kv_store"})
+_PATHS = frozenset({"input", "output", "errors", "metrics", "kv_store", "lora"})
 # Options that are text, or the name of a file or folder when there is one of that name.
 _MAY_NAME_A_FILE = frozenset(
-    {"template", "instruction", "system", "schema", "model", "choices", "grammar", "tools"}
+    {
+        "template",
+        "chat_template",
+        "instruction",
+        "system",
+        "schema",
+        "model",
+        "choices",
+        "grammar",
+        "tools",
+    }
 )
 _DATE = re.compile(r"\{(date|yesterday)([+-]\d{1,4})?(?::([^{}]+))?\}")
 
@@ -133,7 +143,7 @@ def _value(path: Path, key: str, given: Any, option: Any) -> Any:
         texts = [_text(path, key, one, option) for one in given]
         return texts if getattr(option, "multiple", False) else ",".join(texts)
     if isinstance(given, dict):
-        if option.name != "schema":
+        if option.name not in ("schema", "chat_template_kwargs"):
             raise OptionError(f"{path}: {key} must be a text or a number, not a table")
         return json.dumps(given, default=str, ensure_ascii=False)
     text = _text(path, key, given, option)

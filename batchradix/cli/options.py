@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from batchradix.chat_options import ChatOptions, read_kwargs
 from batchradix.cli.job_file import read_job_file
 from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError
@@ -33,6 +34,10 @@ Model = Annotated[
         "-m",
         help="A listed name, a folder, a .gguf file, owner/repo\\[@revision] or owner/repo:Q4_K_M.",
     ),
+]
+Lora = Annotated[
+    str | None,
+    typer.Option("--lora", help="A folder with a LoRA adapter (PEFT) to merge into the model."),
 ]
 Schema = Annotated[
     str | None,
@@ -114,6 +119,34 @@ SortPassages = Annotated[
     typer.Option(
         "--sort-passages",
         help="A column of lists: the order in which their items share most, for each row.",
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        help="In place of the model's: Jinja text, a file of it, or the name of one it has.",
+    ),
+]
+ChatTemplateKwargs = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        help='Variables of the chat template, as JSON: \'{"reasoning_effort": "low"}\'.',
+    ),
+]
+Think = Annotated[
+    str,
+    typer.Option(
+        "--thinking",
+        help="Before an answer, into a column `reasoning`: auto (free text only), on or off.",
+    ),
+]
+ThinkingTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--thinking-tokens",
+        help="After so many the thinking is closed and the answer begins; 4096.",
     ),
 ]
 IdColumn = Annotated[
@@ -241,6 +274,24 @@ def prompt_options(
         null_text=null,
         reorder_columns=reorder_columns,
         sort_passages=sort_passages,
+    )
+
+
+def chat_options(
+    chat_template: str | None, kwargs: str | None, thinking: str, thinking_tokens: int | None
+) -> ChatOptions:
+    """`ChatOptions` with files read."""
+    given = None
+    if kwargs is not None:
+        try:
+            given = read_kwargs(kwargs)
+        except ValueError as error:
+            raise OptionError(f"`chat_template_kwargs` {error}") from None
+    return ChatOptions(
+        chat_template=text_or_file(chat_template, "--chat-template"),
+        chat_template_kwargs=given,
+        thinking=thinking,  # type: ignore[arg-type]  # checked by ChatOptions
+        thinking_tokens=thinking_tokens,
     )
 
 

@@ -40,6 +40,10 @@ def plan(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     limit: shared.Limit = None,
@@ -85,6 +89,7 @@ def plan(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
     )
     drawn = pipeline.draw_plan(
         config, num_shards=shards, progress=choose_progress(quiet=json_summary)

@@ -44,6 +44,10 @@ def preview(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     show_ids: Annotated[bool, typer.Option("--ids", help="Print the token ids too.")] = False,
@@ -80,6 +84,7 @@ def preview(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
     )
     if row is not None and id is not None:
         raise OptionError("--row and --id exclude each other; give one of them")

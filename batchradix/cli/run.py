@@ -49,6 +49,7 @@ def run(
         ),
     ] = None,
     model: shared.Model = None,
+    lora: shared.Lora = None,
     schema: shared.Schema = None,
     fields: shared.Fields = None,
     regex: shared.Regex = None,
@@ -67,6 +68,10 @@ def run(
     null: shared.Null = None,
     reorder_columns: shared.ReorderColumns = False,
     sort_passages: shared.SortPassages = None,
+    chat_template: shared.ChatTemplate = None,
+    chat_template_kwargs: shared.ChatTemplateKwargs = None,
+    thinking: shared.Think = "auto",
+    thinking_tokens: shared.ThinkingTokens = None,
     id_column: shared.IdColumn = None,
     date: shared.Date = None,
     shard: Annotated[
@@ -128,7 +133,9 @@ def run(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     quantize: Annotated[
         str,
-        typer.Option(help="off, or int8: linear layers in 8 bits, faster and less exact."),
+        typer.Option(
+            help="off; int8: linear layers in 8 bits, less exact; keep: weights as in a GGUF file."
+        ),
     ] = "off",
     kv_dtype: Annotated[
         str,
@@ -295,6 +302,7 @@ def run(
     config = RunConfig(
         input=fill_dates(input, date),
         model=shared.named_model(model),
+        lora=lora,
         schema=shared.answers(
             schema,
             fields,
@@ -315,6 +323,7 @@ def run(
         prompt=shared.prompt_options(
             template, chat, instruction, column, system, null, reorder_columns, sort_passages
         ),
+        chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
         sampling=SamplingOptions(
             max_tokens=max_tokens,
             temperature=temperature,

@@ -36,12 +36,18 @@ class Answer:
         # Where tokens are taken back before those that `take` gives: how many the row keeps.
         self.num_kept: int | None = None
         self.choice_logprobs: tuple[float, ...] | None = None
+        self.num_thought = 0  # tokens before the answer
         self.ran_s = 0.0  # in steps since its first token; counted where there is a limit
 
     @property
     def grammar(self) -> AnyState | None:
         """The place in the grammar from which the next token is sampled."""
         return self.output.grammar
+
+    @property
+    def reasoning(self) -> str | None:
+        """The text of the thinking before the answer, None where there is none."""
+        return None
 
     @property
     def generated_ids(self) -> Sequence[int]:

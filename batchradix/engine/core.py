@@ -14,6 +14,7 @@ import torch
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.engine.accelerator import Accelerator, open_accelerator
 from batchradix.engine.answer import Answer
+from batchradix.engine.answer_maker import AnswerMaker
 from batchradix.engine.attention.registry import missing_kernels
 from batchradix.engine.cache.spill import open_space
 from batchradix.engine.cache.store import open_store
@@ -23,9 +24,8 @@ from batchradix.engine.flight import Flight
 from batchradix.engine.grammar.choices import CompiledChoices
 from batchradix.engine.grammar.compiler import GrammarCompiler
 from batchradix.engine.grammar.limits import AnswerLimits
-from batchradix.engine.grammar.state import AnyGrammar, start
+from batchradix.engine.grammar.state import AnyGrammar
 from batchradix.engine.model_runner import ModelRunner, forward_retreat
-from batchradix.engine.output import RowOutput
 from batchradix.engine.row import RunningRow
 from batchradix.engine.sampling import SampledTokens
 from batchradix.engine.scheduler import RefusedRow, Schedule, Scheduler
@@ -99,7 +99,6 @@ class RadixEngine:
         tokenizer = checkpoint.tokenizer
         self._context_length = config.context_length
         self._eos_ids = frozenset(tokenizer.eos_ids)
-        self._detokenizer = detokenizer
         self._grammars = grammars or GrammarCompiler(
             tokenizer, config.vocab_size, tokenizer.eos_ids
         )
@@ -116,6 +115,13 @@ class RadixEngine:
         self._overlap = settings.overlap
         self._flight: Flight | None = None
         self._usage = Usage()
+        self._maker = AnswerMaker(
+            eos_ids=self._eos_ids,
+            detokenizer=detokenizer,
+            forced=self._forced,
+            usage=self._usage,
+            has_guard=settings.repetition_guard,
+        )
         self._missing = missing_kernels(settings.attention, settings.device)
         self._store = open_store(checkpoint, settings)
         self._space = open_space(checkpoint, settings)
@@ -248,7 +254,8 @@ class RadixEngine:
         places = {
             row: place
             for place, row in flight.alone()
-            if len(row.answer) < row.max_tail and type(self._answers.get(row.seq)) is Answer
+            if len(row.answer) < row.max_tail
+            and not isinstance(self._answers.get(row.seq), ScoredAnswer | None)
         }
         return self._scheduler.go_ahead(places)
 
@@ -354,35 +361,14 @@ class RadixEngine:
     def _start(self, row: RunningRow) -> Answer:
         job = self._jobs[row.job_id]
         settings_id = int(job.requests.settings_id[row.row])
-        settings = job.requests.settings[settings_id]
         compiled = job.grammars[settings_id]
-        output = RowOutput(
-            settings=settings,
+        answer = self._maker.make(
+            job.requests.settings[settings_id],
+            rng_key=job.requests.rng_key[row.row],
             max_tokens=int(job.requests.max_tokens[row.row]),
-            eos_ids=self._eos_ids,
-            detokenizer=self._detokenizer.start(),
-            grammar=None if compiled is None else start(compiled),
+            compiled=compiled,
             limits=None if compiled is None else job.limits[compiled.spec],
         )
-        rng_key = job.requests.rng_key[row.row]
-        answer: Answer
-        if settings.is_scored and isinstance(compiled, CompiledChoices):
-            answer = ScoredAnswer(
-                settings=settings,
-                rng_key=rng_key,
-                output=output,
-                usage=self._usage,
-                choices=compiled,
-                max_tokens=int(job.requests.max_tokens[row.row]),
-            )
-        else:
-            answer = Answer(
-                settings=settings,
-                rng_key=rng_key,
-                output=output,
-                forced=self._forced,
-                usage=self._usage,
-            )
         answer.open(row.opening)
         return answer
 
@@ -413,6 +399,8 @@ class RadixEngine:
                 num_true += 1
             if answer.output.finish_reason is not None or tuple(token_ids) != pieces[number]:
                 break
+            if row.draft is not None and row.draft.states[number] is None and answer.grammar:
+                break  # its thinking ended, and what was guessed behind knew of no grammar
             num_drafted += len(token_ids)
         if row.draft is not None:
             self._speculator.note_checked(row, row.draft, num_true)
@@ -460,10 +448,12 @@ class RadixEngine:
             token_ids=tuple(output.token_ids),
             text=output.text,
             finish_reason=output.finish_reason,
-            completion_tokens=output.completion_tokens,
+            completion_tokens=output.completion_tokens + answer.num_thought,
             error=output.error,
             cut_at=output.cut_at,
             choice_logprobs=answer.choice_logprobs if answer.settings.probabilities else None,
+            reasoning=answer.reasoning,
+            reasoning_tokens=answer.num_thought,
         )
 
     def _refuse(self, row: RefusedRow) -> Completion:

@@ -45,6 +45,7 @@ class RowOutput:
         self._closed_text: str | None = None
         self._stops = settings.stop
         self._max_tokens = max_tokens
+        self._skips_space = False
         self._eos_ids = eos_ids
         self._detokenizer = detokenizer
         self._text = StopText(settings.stop)
@@ -61,6 +62,14 @@ class RowOutput:
         if self.finish_reason is None:
             return self._text.certain()
         return self._text.all()
+
+    def begin(self, max_tokens: int, text: str) -> None:
+        """Begins behind thinking, with at most so many tokens, and with text that came with its
+        last token. Without a grammar, white space at the start is left out."""
+        self._max_tokens = max_tokens
+        self._skips_space = self.grammar is None
+        if self.grammar is None and self._append(text):
+            self._finish(FinishReason.STOP)
 
     def push(self, token_id: int) -> FinishReason | None:
         """Appends a token; why the answer ended with it, or None. Constant time a token.
@@ -79,7 +88,7 @@ class RowOutput:
         if token_id in self._eos_ids:
             return self._finish(FinishReason.STOP)
         self.token_ids.append(token_id)
-        if self._text.append(self._detokenizer.push(token_id)):
+        if self._append(self._detokenizer.push(token_id)):
             return self._finish(FinishReason.STOP)
         if self.grammar is not None and self.grammar.is_complete:
             return self._finish(FinishReason.STOP)
@@ -93,6 +102,12 @@ class RowOutput:
         """Ends the answer with `FinishReason.ERROR` because no token could be had for it."""
         self.error = error
         self._finish(FinishReason.ERROR)
+
+    def _append(self, text: str) -> bool:
+        if self._skips_space:
+            text = text.lstrip()
+            self._skips_space = not text
+        return self._text.append(text)
 
     def _cut(self, reason: FinishReason) -> FinishReason:
         reason = self._finish(reason)

@@ -262,7 +262,7 @@ class Scheduler:
             RowErrorCode.KV_POOL_TOO_SMALL,
             f"the prompt of {prompt} tokens and an answer of up to {max_tokens} need {needed} KV "
             f"slots, the pool has {self.pool.num_slots}; raise --kv-tokens to {needed} or more, "
-            f"or lower --max-tokens",
+            f"or lower --max-tokens (and --thinking-tokens, where it thinks first)",
         )
 
     def _refuse(self, job: PlannedJob, position: int, error: RowError) -> RefusedRow:

@@ -16,12 +16,13 @@ from typing import Any
 import pyarrow as pa
 
 from batchradix import pipeline
-from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint, with_chat_template
 from batchradix.config import EngineOptions, RunConfig
 from batchradix.errors import OptionError
 from batchradix.integrations.options import PortableJob, job_config
-from batchradix.pipeline.parts import job_identity
+from batchradix.pipeline.parts import job_identity, may_think
 from batchradix.plan.order import FEW_ROWS
+from batchradix.prompts.thinking import KWARGS_COLUMN
 from batchradix.report.machine import free_memory_bytes, has_bf16, num_threads
 from batchradix.report.progress import Progress, Silent
 from batchradix.schema.answer_format import AnswerFormat, ValueColumn
@@ -74,8 +75,9 @@ class Answerer:
         self._unnest, self._result_columns = unnest, result_columns
         self._session: pipeline.Session | None = None
         self._former = Usage()
+        self._thinks: dict[tuple[str, ...], bool] = {}  # by columns
         if not isinstance(config.schema, ToolSet):
-            self.answer_schema(())  # refuses what cannot be
+            self._fields((), may_think=True)  # refuses what cannot be
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Configuration alone: a copy in another process loads the model by itself."""
@@ -88,7 +90,7 @@ class Answerer:
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The model's files, config and tokenizer. Raises `ModelError`."""
-        return open_checkpoint(self._config.model)
+        return open_checkpoint(self._config.model, lora=self._config.lora)
 
     @property
     def config(self) -> RunConfig:
@@ -100,7 +102,8 @@ class Answerer:
         """What answers must match, None for any text."""
         schema = self._config.schema
         if isinstance(schema, ToolSet):
-            return schema.format_for(self.checkpoint.name, self.checkpoint.chat_template)
+            model = with_chat_template(self.checkpoint, self._config.chats.chat_template)
+            return schema.format_for(model.name, model.chat_template)
         return schema  # type: ignore[no-any-return]
 
     @property
@@ -145,7 +148,18 @@ class Answerer:
         """
         return pa.schema(list(self._fields(columns).values()))
 
-    def _fields(self, columns: Collection[str]) -> dict[str, pa.Field]:
+    def _may_think(self, columns: Collection[str]) -> bool:
+        """Whether a table with these columns has answers that are thought about first."""
+        if self._config.chats.thinking == "off" and KWARGS_COLUMN not in columns:
+            return False
+        key = tuple(columns)
+        if key not in self._thinks:
+            self._thinks[key] = may_think(self._config, self.checkpoint, key, self.format)
+        return self._thinks[key]
+
+    def _fields(
+        self, columns: Collection[str], may_think: bool | None = None
+    ) -> dict[str, pa.Field]:
         """The answers' fields as they are called beside ``columns``, by their names in a result;
         those of an unnested value by ``value.`` and their name."""
         values = self._values(columns)
@@ -157,6 +171,7 @@ class Answerer:
             value_type=None if values is None else values.arrow_type,
             choices=values.choices if values is not None and scored else None,
             keep_truncated=self._config.output.keep_truncated,
+            has_reasoning=self._may_think(columns) if may_think is None else may_think,
             metadata={},
         )
         wanted = self._wanted([n for n in results.names if n not in (*_ROW_COLUMNS, "value")])

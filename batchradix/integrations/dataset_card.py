@@ -55,6 +55,7 @@ def section(
     rows = [
         ("model", f"`{_shown_name(checkpoint.name)}`"),
         ("revision", f"`{checkpoint.revision}`" if checkpoint.revision else "none"),
+        ("adapter", "none" if checkpoint.adapter is None else f"`{checkpoint.adapter.path.name}`"),
         ("model content", f"SHA-256 `{checkpoint.content_hash}`"),
         ("precision", dtype),
         ("sampling", _sampling(config.sampling)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from batchradix.chat_options import ChatOptions
 from batchradix.config import (
     DEFAULT_MODEL,
     EngineOptions,
@@ -24,13 +25,13 @@ from batchradix.schema.answer_format import AnswerFormat, answer_format
 from batchradix.schema.tools import ToolSet
 
 _ANSWERS = tuple(inspect.signature(answer_format).parameters)
-_OF_THE_JOB = ("model", "schema_column", "retries", "keep_truncated", "sampling", "engine")
+_OF_THE_JOB = ("model", "lora", "schema_column", "retries", "keep_truncated", "sampling", "engine")
 
 
 def option_names() -> tuple[str, ...]:
     """The keywords of a job: the arguments of `batchradix.run` that say what is asked of each row,
     and the fields of its ``sampling`` and ``engine`` by their own names."""
-    groups = (PromptOptions, SamplingOptions, EngineOptions)
+    groups = (PromptOptions, ChatOptions, SamplingOptions, EngineOptions)
     return (*_OF_THE_JOB, *_ANSWERS, *(field.name for group in groups for field in fields(group)))
 
 
@@ -51,17 +52,22 @@ def job_config(options: Mapping[str, Any]) -> RunConfig:
     model = options.get("model", DEFAULT_MODEL)
     if not isinstance(model, (str, os.PathLike)):
         raise OptionError(f"`model` must be a name or a path, not {model!r}")
+    lora = options.get("lora")
+    if lora is not None and not isinstance(lora, (str, os.PathLike)):
+        raise OptionError(f"`lora` must be the folder of an adapter, not {lora!r}")
     sampling = _given(SamplingOptions, options)
     if isinstance(stop := sampling.get("stop"), (str, list)):
         sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return RunConfig(
         input=None,
         model=os.fspath(model),
+        lora=None if lora is None else os.fspath(lora),
         schema=answer_format(**{name: options[name] for name in _ANSWERS if name in options}),
         schema_column=options.get("schema_column"),
         id_column=NO_ID_COLUMN,  # rows keep their place, so nobody asks
         retries=options.get("retries", 0),
         prompt=PromptOptions(**_given(PromptOptions, options)),
+        chats=ChatOptions(**_given(ChatOptions, options)),
         sampling=replace(options.get("sampling") or SamplingOptions(), **sampling),
         engine=replace(options.get("engine") or EngineOptions(), **_given(EngineOptions, options)),
         output=OutputOptions(keep_truncated=options.get("keep_truncated", False)),

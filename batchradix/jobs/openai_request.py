@@ -56,7 +56,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "functions": ([],),
     "function_call": ("auto", "none"),
-    "chat_template_kwargs": ({},),
     "ignore_eos": (False,),
     "min_tokens": (0,),
 }
@@ -165,6 +164,8 @@ def _chat(given: dict[str, Any]) -> dict[str, Any]:
     for name, neutral in (("continue_final_message", False), ("add_generation_prompt", True)):
         if given.get(name) is neutral:
             del given[name]
+    if given.get("chat_template_kwargs") is not None:
+        values["chat_template_kwargs"] = given.pop("chat_template_kwargs")
     if "response_format" in given:
         values["response_format"] = given.pop("response_format")
     tools, choice = given.pop("tools", None), given.pop("tool_choice", None)

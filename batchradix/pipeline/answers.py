@@ -107,6 +107,8 @@ class Answers:
             content_key=rows.content_keys[row].tobytes(),
             cut=cut,
             probabilities=_probabilities(completion),
+            reasoning=None if completion is None else completion.reasoning,
+            reasoning_tokens=0 if completion is None else completion.reasoning_tokens,
         )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchradix.config import SamplingOptions
 from batchradix.errors import RowError
 from batchradix.scratch import Scratch, windows
-from batchradix.types import I64, TokenTable
+from batchradix.types import I64, Thinking, TokenTable
 
 _KEY_BYTES = 16
 _LOT_ROWS = 1 << 18
@@ -32,7 +32,13 @@ class ContentKeys:
         self._draws_column = scratch.column(np.bool_)
         self._any_draws = False
 
-    def tail(self, options: SamplingOptions, max_tokens: int, answers: str) -> bytes:
+    def tail(
+        self,
+        options: SamplingOptions,
+        max_tokens: int,
+        answers: str,
+        thinking: Thinking | None = None,
+    ) -> bytes:
         """What a row's key holds beside its tokens; ``answers`` names a format of its own, "" for
         the run's."""
         sampled = options.temperature > 0
@@ -46,7 +52,8 @@ class ContentKeys:
             options.frequency_penalty,
             options.stop,
         )
-        return f"{settings!r}{answers}".encode()
+        before = "" if thinking is None else repr(thinking)
+        return f"{settings!r}{before}{answers}".encode()
 
     def append(self, tokens: TokenTable, tails: Sequence[bytes], draws: NDArray[np.bool_]) -> None:
         """The keys of a batch. ``tails``: what each holds beside its tokens (`tail`, `error_tail`);

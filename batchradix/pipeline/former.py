@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from batchradix.chat_options import ChatOptions
 from batchradix.config import OutputOptions, PromptOptions, SamplingOptions
 from batchradix.errors import OptionError
 from batchradix.pipeline.intake import FormerSettings, Intake
@@ -15,7 +16,7 @@ from batchradix.sink.takeover import read_former, take_over
 from batchradix.types import Status
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingOptions))
-_PROMPTS = frozenset(field.name for field in fields(PromptOptions))
+_PROMPTS = frozenset(field.name for kind in (PromptOptions, ChatOptions) for field in fields(kind))
 # What shows in the table, or in the answers of all rows, cannot differ within it.
 _RETRY_MAY_CHANGE = (_SAMPLING - {"probabilities", "choose"}) | {"retries", "version"}
 _REUSE_MAY_CHANGE = (_RETRY_MAY_CHANGE - {"seed", "retries"}) | _PROMPTS

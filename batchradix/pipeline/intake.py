@@ -6,6 +6,7 @@ It joins `jobs` and `prompts`. Nothing is kept a row but columns in scratch file
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ from batchradix.types import (
     RequestTable,
     Row,
     RowSettings,
+    Thinking,
     TokenTable,
 )
 
@@ -103,14 +105,17 @@ class _Columns:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """What rows have in common that ask for the same: their options, the options that they would
-    have under former settings of the run, and the number of their format."""
+    have under former settings of the run, the number of their format, and how they think."""
 
     options: SamplingOptions
     former: SamplingOptions
     format_id: int
+    thinking: Thinking | None = None
 
 
-def _settings(options: SamplingOptions, grammar: GrammarSpec | None) -> RowSettings:
+def _settings(
+    options: SamplingOptions, grammar: GrammarSpec | None, thinking: Thinking | None
+) -> RowSettings:
     return RowSettings(
         temperature=float(options.temperature),
         top_p=float(options.top_p),
@@ -123,6 +128,7 @@ def _settings(options: SamplingOptions, grammar: GrammarSpec | None) -> RowSetti
         grammar=grammar,
         probabilities=options.probabilities,
         choose=options.choose,
+        thinking=thinking,
     )
 
 
@@ -133,6 +139,7 @@ def _refusal(
     num_tokens: int,
     context_length: int,
     budgets: Budgets | None,
+    thinking: Thinking | None,
 ) -> RowError | None:
     """Why a row whose prompt has ``num_tokens`` cannot run, None when it can."""
     if options.stop and answers is not None and not answers.takes_stop:
@@ -141,10 +148,11 @@ def _refusal(
             f"{row.place}, column stop: a stop string could cut an answer that does not match "
             f"the grammar yet; let the grammar end the answer",
         )
-    if num_tokens + 1 <= context_length:
+    least = 0 if thinking is None else 1 + len(thinking.closing_ids)
+    if num_tokens + least + 1 <= context_length:
         if budgets is None or answers is None:
             return None
-        return budgets.check_row(row, answers.grammar, options.max_tokens, num_tokens)
+        return budgets.check_row(row, answers.grammar, options.max_tokens, num_tokens + least)
     return RowError(
         RowErrorCode.PROMPT_TOO_LONG,
         f"{row.place}: the prompt has {num_tokens:,} tokens and the model takes "
@@ -200,7 +208,7 @@ class _Reader:
         errors = {i: row.error for i, row in enumerate(rows) if row.error is not None}
         errors = batch.errors | errors
         lengths = batch.tokens.lengths
-        kind_of, kinds = self._kinds_of(rows, lengths, errors)
+        kind_of, kinds = self._kinds_of(rows, lengths, batch.thinks, errors)
         lengths[kind_of == 0] = 0
         tokens = _drop_rows(batch.tokens, lengths)
         tails = {i: error_tail(error) for i, error in errors.items()}
@@ -220,10 +228,15 @@ class _Reader:
         columns.seeds.append(np.array([seed or 0 for seed in seeds], dtype=np.int64)[kind_of])
         columns.has_seed.append(np.array([seed is not None for seed in seeds])[kind_of])
         columns.ids.append(pa.array([row.id for row in rows], type=self._source.id_type))
-        return self._with_openings(tokens, format_id, max_tokens)
+        thinks = np.array([kind.thinking is not None for kind in kinds])[kind_of]
+        return self._with_openings(tokens, format_id, np.where(thinks, 0, max_tokens))
 
     def _kinds_of(
-        self, rows: list[Row], lengths: I64, errors: dict[int, RowError]
+        self,
+        rows: list[Row],
+        lengths: I64,
+        thinks: NDArray[np.bool_],
+        errors: dict[int, RowError],
     ) -> tuple[I64, list[_Kind]]:
         """int64[n]: the number of each row's kind, and the kinds. Number 0 is for rows that cannot
         run; why not is put to ``errors``."""
@@ -231,22 +244,24 @@ class _Reader:
         kind_of = np.zeros(len(rows), dtype=np.int64)
         fits = lengths <= self._most_alike
         fits[list(errors)] = False
-        waiting = range(len(rows))
-        if fits.any():  # one stands for all of them
-            number = self._kind_of(rows[int(fits.argmax())], 1, kinds)
-            assert isinstance(number, int)
-            kind_of[fits] = number
-            waiting = np.flatnonzero(~fits).tolist()
-        for i in waiting:
+        for alike in (fits & ~thinks, fits & thinks):
+            if alike.any():  # one stands for all of them
+                first = int(alike.argmax())
+                number = self._kind_of(rows[first], 1, bool(thinks[first]), kinds)
+                assert isinstance(number, int)
+                kind_of[alike] = number
+        for i in np.flatnonzero(~fits).tolist():
             if i not in errors:
-                found = self._kind_of(rows[i], int(lengths[i]), kinds)
+                found = self._kind_of(rows[i], int(lengths[i]), bool(thinks[i]), kinds)
                 if isinstance(found, RowError):
                     errors[i] = found
                 else:
                     kind_of[i] = found
         return kind_of, [_Kind(self._options.defaults, self._options.defaults, 0), *kinds]
 
-    def _kind_of(self, row: Row, num_tokens: int, kinds: dict[_Kind, int]) -> int | RowError:
+    def _kind_of(
+        self, row: Row, num_tokens: int, thinks: bool, kinds: dict[_Kind, int]
+    ) -> int | RowError:
         """The number of the row's kind among ``kinds``, or why it cannot run."""
         options = self._options.read(row)
         if isinstance(options, RowError):
@@ -255,7 +270,10 @@ class _Reader:
         if isinstance(number, RowError):
             return number
         answers = self._formats.formats[number]
-        refusal = _refusal(row, options, answers, num_tokens, self._context_length, self._budgets)
+        thinking = self._thinking(options, answers) if thinks else None
+        refusal = _refusal(
+            row, options, answers, num_tokens, self._context_length, self._budgets, thinking
+        )
         if refusal is not None:
             return refusal
         former = options
@@ -263,7 +281,21 @@ class _Reader:
             before = self._former_options.read(row)
             assert isinstance(before, SamplingOptions)  # its columns were read already
             former = before
-        return kinds.setdefault(_Kind(options, former, number), len(kinds) + 1)
+        return kinds.setdefault(_Kind(options, former, number, thinking), len(kinds) + 1)
+
+    def _thinking(self, options: SamplingOptions, answers: AnswerFormat | None) -> Thinking:
+        """How a row thinks before an answer of its budget."""
+        thinking = self._prompts.thinking
+        assert thinking is not None, "a row thinks though none can"
+        least = 1
+        if answers is not None and self._budgets is not None:
+            with suppress(SchemaError):  # which refuses the row
+                least = self._budgets.least(answers.grammar)
+        return replace(
+            thinking,
+            answer_tokens=options.max_tokens or DEFAULT_MAX_TOKENS,
+            least_tokens=least,
+        )
 
     @cached_property
     def _most_alike(self) -> int:
@@ -282,11 +314,14 @@ class _Reader:
             except SchemaError:
                 return -1
         fits = least <= (options.max_tokens or DEFAULT_MAX_TOKENS)
+        if self._prompts.thinking is not None:
+            least += 1 + len(self._prompts.thinking.closing_ids)
         return self._context_length - least if fits else -1
 
     def _settings_id(self, kind: _Kind) -> int:
         answers = self._formats.formats[kind.format_id]
-        settings = _settings(kind.options, None if answers is None else answers.grammar)
+        grammar = None if answers is None else answers.grammar
+        settings = _settings(kind.options, grammar, kind.thinking)
         return self.settings.setdefault(settings, len(self.settings))
 
     def _add_keys(
@@ -302,14 +337,20 @@ class _Reader:
         ``tails``: of the rows that cannot run.
         """
         options = [kind.options for kind in kinds]
-        most = np.array([each.max_tokens or DEFAULT_MAX_TOKENS for each in options])
+        answer = [each.max_tokens or DEFAULT_MAX_TOKENS for each in options]
+        thinking = [kind.thinking for kind in kinds]  # of the run's own settings
+        thinking = [
+            t and replace(t, answer_tokens=n) for t, n in zip(thinking, answer, strict=True)
+        ]
+        totals = zip(answer, thinking, strict=True)
+        most = np.array([n if t is None else t.total_tokens for n, t in totals])
         max_tokens: I64 = np.minimum(most[kind_of], self._context_length - tokens.lengths)
         max_tokens[kind_of == 0] = 1
         identities = [self._formats.identity(kind.format_id) for kind in kinds]
         made: dict[tuple[int, int], bytes] = {}
         pairs = list(zip(kind_of.tolist(), max_tokens.tolist(), strict=True))
         for kind, count in set(pairs):
-            made[kind, count] = keys.tail(options[kind], count, identities[kind])
+            made[kind, count] = keys.tail(options[kind], count, identities[kind], thinking[kind])
         draws = np.array([each.temperature > 0 and each.seed is None for each in options])
         draws[0] = False
         all_tails = [made[pair] for pair in pairs]

@@ -240,6 +240,7 @@ def run(
             scratch=scratch,
             probabilities=config.sampling.probabilities,
             members=planned.members,
+            has_reasoning=parts.prompts.may_think,
         )
         summary = Summary(
             model=parts.checkpoint.name,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from batchradix._version import VERSION
-from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint, with_chat_template
 from batchradix.config import RunConfig
-from batchradix.errors import InputError, OptionError
+from batchradix.errors import InputError, OptionError, SchemaError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
 from batchradix.jobs.listing import is_below
@@ -29,6 +30,7 @@ from batchradix.schema.row_formats import RESPONSE_FORMAT, JsonTexts, RowFormats
 from batchradix.schema.tool_styles import STYLES
 from batchradix.schema.tools import ToolSet
 from batchradix.settings import resolve_dtype
+from batchradix.types import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,10 @@ def open_parts(
         source = open_job(config.input, id_column=config.id_column, limit=config.limit)
         stack.callback(source.close)
         _check_output(config, source)
-        checkpoint = checkpoint or open_checkpoint(config.model, notify=progress.message)
+        checkpoint = checkpoint or open_checkpoint(
+            config.model, lora=config.lora, notify=progress.message
+        )
+        checkpoint = with_chat_template(checkpoint, config.chats.chat_template)
         if tools is not None:
             schema = tools.format_for(checkpoint.name, checkpoint.chat_template)
             _check_choices(config, schema)
@@ -89,7 +94,12 @@ def open_parts(
             schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
+            chats=config.chats,
+            is_bound=partial(_is_bound, schema, row_formats),
+            bound={schema is not None} | (set() if row_formats is None else {True, False}),
         )
+        if prompts.may_think:
+            _check_thinking(config)
         if config.prompt.sort_passages is not None:
             progress.message(sort_passages(source, prompts, config.prompt.sort_passages))
         if config.prompt.reorder_columns:
@@ -119,6 +129,27 @@ def open_parts(
     )
 
 
+def may_think(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    columns: Sequence[str],
+    schema: AnswerFormat | None,
+) -> bool:
+    """Whether a job over rows with these columns has a column of thinking; for jobs in memory.
+
+    Raises the `UsageError` of prompts that cannot be made.
+    """
+    has_own = config.schema_column is not None or RESPONSE_FORMAT in columns
+    prompts = PromptBuilder(
+        with_chat_template(checkpoint, config.chats.chat_template),
+        config.prompt,
+        columns=columns,
+        chats=config.chats,
+        bound={schema is not None} | ({True, False} if has_own else set()),
+    )
+    return prompts.may_think
+
+
 def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
     """Refuses probabilities, and choosing by them, where there are no choices to list."""
     sampling = config.sampling
@@ -133,6 +164,26 @@ def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:
             f"match: enum, const, boolean, a small range of integers, and objects or short arrays "
             f"of these; this one is more open"
         )
+
+
+def _check_thinking(config: RunConfig) -> None:
+    sampling = config.sampling
+    if sampling.probabilities or sampling.choose == "joint":
+        what = "`probabilities`" if sampling.probabilities else "`choose` joint"
+        raise OptionError(
+            f"{what} looks at every choice where the prompt ends, and rows that think choose only "
+            f"behind their thinking; give `thinking` off, or leave {what} out"
+        )
+
+
+def _is_bound(schema: AnswerFormat | None, row_formats: RowFormats | None, row: Row) -> bool:
+    """Whether a row's answer has to match something."""
+    cell = None if row_formats is None else row_formats.cell(row.values)
+    if row_formats is None or cell is None:
+        return schema is not None
+    with suppress(SchemaError):  # else the row is an error anyway
+        return row_formats.read(cell) is not None
+    return True
 
 
 def _check_stop(schema: AnswerFormat | None, stop: tuple[str, ...]) -> None:
@@ -255,7 +306,8 @@ def fingerprint(parts: Parts) -> dict[str, Any]:
         schema_column=None if parts.row_formats is None else parts.row_formats.column,
         dtype=resolve_dtype(config.engine.dtype, device=device, has_bf16=has_bf16()),
     )
-    return identity | {"id_type": str(parts.source.id_type)}
+    has_reasoning = parts.prompts.may_think  # which is a column
+    return identity | {"id_type": str(parts.source.id_type), "reasoning": has_reasoning}
 
 
 def job_identity(
@@ -271,13 +323,14 @@ def job_identity(
         "version": VERSION,
         "model": checkpoint.content_hash,
         **asdict(config.prompt),
+        **asdict(config.chats),
         **asdict(config.sampling),
         "schema": None if schema is None else schema.text,
         "answers": "text" if schema is None else schema.kind,
         "schema_column": schema_column,
         "retries": config.retries,
         "dtype": dtype,
-        "quantize": config.engine.quantize,
+        "quantize": _rounding(config, checkpoint),
         "kv_dtype": config.engine.kv_dtype,
         "deterministic": config.engine.deterministic,
         "forced_text": config.engine.forced_text,
@@ -285,11 +338,20 @@ def job_identity(
     }
 
 
+def _rounding(config: RunConfig, checkpoint: Checkpoint) -> str:
+    """What is kept is multiplied as it would be without, to the last bit; but for experts, which
+    another kernel adds up."""
+    quantize = config.engine.quantize
+    is_same = quantize == "keep" and checkpoint.config.moe is None
+    return "off" if is_same else quantize
+
+
 def names_in_words(parts: Parts) -> dict[str, str]:
     """What those entries of the `fingerprint` are called that are digests."""
     checkpoint = parts.checkpoint
     revision = f" at revision {checkpoint.revision[:12]}" if checkpoint.revision else ""
-    return {"model": f"{checkpoint.name}{revision}"}
+    adapter = "" if checkpoint.adapter is None else f" with the adapter {checkpoint.adapter.path}"
+    return {"model": f"{checkpoint.name}{revision}{adapter}"}
 
 
 def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
@@ -297,6 +359,7 @@ def file_metadata(parts: Parts, identity: Mapping[str, Any]) -> dict[str, str]:
     checkpoint = parts.checkpoint
     facts = {**identity, "model": checkpoint.name, "model_hash": identity["model"]}
     facts["revision"] = checkpoint.revision
+    facts["lora"] = None if checkpoint.adapter is None else str(checkpoint.adapter.path)
     if isinstance(parts.row_formats, RequestFormats):
         facts["tool_style"] = parts.row_formats.style.name
     facts["input"] = parts.source.name

@@ -264,6 +264,7 @@ def settle_engine(parts: Parts, planned: Planned) -> EngineSettings:
         num_kv_copies=num_kv_copies(model, options, here),
         num_kv_elements_per_token=model.num_kv_elements_per_token,
         weight_bytes_float32=4 * model.num_parameters,
+        kept_weight_bytes=parts.checkpoint.kept_bytes if options.quantize == "keep" else None,
         demand_tokens=most,
     )
 

@@ -106,7 +106,7 @@ def preview(
         if error is not None:
             raise InputError(f"this row has no prompt: {error.message}")
         assert isinstance(number, int)
-        opening = tuple(formats.openings[number].tolist())
+        opening = () if view.thinks else tuple(formats.openings[number].tolist())
         return Previewed(
             id=found.id,
             row=found.index,
@@ -188,7 +188,8 @@ def _beginning(parts: Parts, view: PromptView, num_tokens: int) -> str:
 
 def _first_rows(parts: Parts) -> Iterator[list[Row]]:
     left = MOST_COMPARED
-    for rows in parts.source.batches(parts.prompts.required_columns, BATCH_ROWS):
+    formats = frozenset() if parts.row_formats is None else parts.row_formats.columns
+    for rows in parts.source.batches(parts.prompts.required_columns | formats, BATCH_ROWS):
         yield rows[:left]
         left -= len(rows)
         if left <= 0:

@@ -79,6 +79,7 @@ class Session:
                 folder=None,
                 cached_tokens=planned.cached,
                 probabilities=config.sampling.probabilities,
+                has_reasoning=parts.prompts.may_think,
             )
             self._answer(parts, planned, table.append)
             return table.finish()
@@ -140,6 +141,9 @@ class Session:
                 num_kv_copies=num_kv_copies(model, self._options, here),
                 num_kv_elements_per_token=model.num_kv_elements_per_token,
                 weight_bytes_float32=4 * model.num_parameters,
+                kept_weight_bytes=self.checkpoint.kept_bytes
+                if self._options.quantize == "keep"
+                else None,
             )
             self._engine = self._engines(settings)
         return self._engine

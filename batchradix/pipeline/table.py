@@ -48,6 +48,7 @@ def finished_schema(
     *,
     probabilities: bool,
     metadata: Mapping[str, str],
+    has_reasoning: bool = False,
 ) -> pa.Schema:
     """The schema of the finished file, the answer's field as ``values`` marks it (JSON text or
     not); answers to requests in OpenAI's format have the kinds of their requests beside them.
@@ -59,6 +60,7 @@ def finished_schema(
         keep=_keep_schema(source, options),
         unnest=options.unnest,
         keep_truncated=options.keep_truncated,
+        has_reasoning=has_reasoning,
         has_samples=source.starts is not None,
         metadata=metadata,
     )
@@ -94,7 +96,8 @@ class Table:
 
     With a ``folder`` (its fingerprint checked) rows that an earlier run committed are done
     already; without one results stay in memory. ``metadata`` goes into the finished file.
-    ``probabilities``: there is a column of those of the schema's choices. ``cached_tokens``:
+    ``probabilities``: there is a column of those of the schema's choices, ``has_reasoning``: one of
+    thinking. ``cached_tokens``:
     int32[n], what each row's prompt shares, for rows that take a committed row's answer.
     ``members``: bool[n], the rows that the table is to hold, all when None.
     """
@@ -111,6 +114,7 @@ class Table:
         folder: RunFolder | None,
         cached_tokens: I32,
         probabilities: bool = False,
+        has_reasoning: bool = False,
         members: NDArray[np.bool_] | None = None,
         scratch: Scratch | None = None,
     ) -> None:
@@ -137,10 +141,16 @@ class Table:
             schema,
             options,
             probabilities=probabilities,
+            has_reasoning=has_reasoning,
             metadata={**metadata, "batchradix.table": self._digest(keep)},
         )
         encode = None if schema is None else schema.to_arrow
-        inner = shard_schema(id_type=source.id_type, value_type=value_type, choices=choices)
+        inner = shard_schema(
+            id_type=source.id_type,
+            value_type=value_type,
+            choices=choices,
+            has_reasoning=has_reasoning,
+        )
         done = np.zeros(len(rows), dtype=bool)
         self._sink: ShardWriter | MemorySink
         if folder is None:

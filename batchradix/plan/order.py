@@ -2,7 +2,8 @@
 
 A table that is too large to be sorted in memory is sorted in ranges: rows chosen at random mark
 where the ranges part, each row is put into its range, and one range after the other is sorted.
-Nothing has to be merged, and the order is the same.
+Nothing has to be merged, and the order is the same. What neighbours share is measured while a
+range's tokens are in memory.
 """
 
 from __future__ import annotations
@@ -59,8 +60,12 @@ def make_plan(
     chosen = None if rows is None else _ascending(rows)
     num_rows = len(tokens) if chosen is None else len(chosen)
     order = scratch.zeros(num_rows, np.int64)
-    _Sorter(tokens, memory_bytes, scratch).sort(chosen, order)
-    return Plan(order=order, lcp=common_prefixes(tokens, order, scratch))
+    lcp = scratch.zeros(num_rows, np.int32)
+    sorter = _Sorter(tokens, memory_bytes, scratch)
+    sorter.sort(chosen, order, lcp)
+    firsts = np.array(sorter.firsts, dtype=np.int64)
+    lcp[firsts] = _pairs(tokens, order[firsts - 1], order[firsts])
+    return Plan(order=order, lcp=lcp)
 
 
 def _ascending(rows: I64) -> I64:
@@ -76,14 +81,18 @@ class _Sorter:
         self._memory_bytes = memory_bytes
         self._scratch = scratch
         self._random = np.random.default_rng(0)  # the order does not depend on it
+        self.firsts: list[int] = []
+        """Positions whose rows are the first of a range, but for position 0."""
 
-    def sort(self, rows: I64 | None, into: I64) -> None:
-        """Writes ``rows`` (ascending; all of them when None) to ``into``, in their order."""
-        num_rows = len(into)
+    def sort(self, rows: I64 | None, order: I64, lcp: I32, at: int = 0) -> None:
+        """Writes ``rows`` (ascending; all of them when None) to ``order``, in their order, and what
+        each shares with the one before to ``lcp``, 0 for the first. Both begin at position ``at``
+        of the plan."""
+        num_rows = len(order)
         need_bytes = self._need_bytes(rows, num_rows)
         if need_bytes <= self._memory_bytes or num_rows <= _FEWEST_ROWS:
             chosen = np.arange(num_rows, dtype=np.int64) if rows is None else rows
-            into[:] = _sorted_rows(self._tokens, chosen, self._scratch)
+            order[:], lcp[:] = _sorted_rows(self._tokens, chosen, self._scratch)
             self._scratch.let_go()
             return
         ranges = min(_MOST_RANGES, 1 + _RANGE_SLACK * need_bytes // self._memory_bytes)
@@ -95,9 +104,13 @@ class _Sorter:
             stop = begin + int(counts[number])
             part = _selected(range_of == number, rows)
             if number % 2:  # rows that are equal to a marker, and so to each other
-                into[begin:stop] = part
+                order[begin:stop] = part
+                row = markers[number // 2]
+                lcp[begin + 1 : stop] = self._tokens.offsets[row + 1] - self._tokens.offsets[row]
             else:
-                self.sort(part, into[begin:stop])
+                self.sort(part, order[begin:stop], lcp[begin:stop], at + begin)
+            if begin > 0:
+                self.firsts.append(at + begin)
             begin = stop
 
     def _need_bytes(self, rows: I64 | None, num_rows: int) -> int:
@@ -115,7 +128,8 @@ class _Sorter:
         """int64: rows with different tokens, sorted, that part the others into ranges."""
         count = min(num_rows, num_ranges * _CHOSEN_PER_RANGE)
         places = np.unique(self._random.integers(num_rows, size=count))
-        chosen = _sorted_rows(self._tokens, places if rows is None else rows[places], self._scratch)
+        some = places if rows is None else rows[places]
+        chosen, _ = _sorted_rows(self._tokens, some, self._scratch)
         step = max(1, len(chosen) // num_ranges)
         markers: list[int] = []
         for row in chosen[step // 2 :: step].tolist():
@@ -129,12 +143,12 @@ class _Sorter:
         import polars as pl
 
         found = self._scratch.zeros(num_rows, np.uint16)
-        marks = _keys_of(self._tokens, markers, self._scratch)
+        marks = _keys(*_gathered(self._tokens, markers, self._scratch))
         begin = 0
         while begin < num_rows:
             stop = self._window(rows, begin, num_rows)
             here = np.arange(begin, stop) if rows is None else rows[begin:stop]
-            keys = _keys_of(self._tokens, here, self._scratch)
+            keys = _keys(*_gathered(self._tokens, here, self._scratch))
             frame = pl.DataFrame(
                 {
                     "key": pl.concat([marks, keys]),
@@ -170,62 +184,76 @@ def _selected(mask: NDArray[np.bool_], rows: I64 | None) -> I64:
     return places if rows is None else rows[places]
 
 
-def _sorted_rows(tokens: TokenTable, rows: I64, scratch: Scratch) -> I64:
-    """``rows`` (ascending) in lexicographic order; bytes compare as tokens when big-endian."""
+def _sorted_rows(tokens: TokenTable, rows: I64, scratch: Scratch) -> tuple[I64, I32]:
+    """``rows`` (ascending) in lexicographic order, and what each shares with the one before.
+
+    Bytes compare as tokens when big-endian.
+    """
     if len(rows) <= FEW_ROWS:
         offsets, values = np.asarray(tokens.offsets), tokens.values
         keys = [values[offsets[row] : offsets[row + 1]].astype(">u4").tobytes() for row in rows]
-        return rows[sorted(range(len(rows)), key=keys.__getitem__)]
+        few = rows[sorted(range(len(rows)), key=keys.__getitem__)]
+        return few, common_prefixes(tokens, few, scratch)
     import polars as pl
 
-    frame = pl.DataFrame({"key": _keys_of(tokens, rows, scratch), "row": rows})
-    ordered = frame.sort("key", maintain_order=True)["row"].to_numpy()
-    return np.ascontiguousarray(ordered, dtype=np.int64)
+    span, starts = _gathered(tokens, rows, scratch)
+    frame = pl.DataFrame({"key": _keys(span, starts), "place": np.arange(len(rows))})
+    ordered = frame.select(pl.col("place").sort_by("key", maintain_order=True))["place"].to_numpy()
+    del frame
+    return rows[ordered], _shared(span, starts[ordered], np.diff(starts)[ordered])
 
 
-def _keys_of(tokens: TokenTable, rows: I64, scratch: Scratch) -> pl.Series:
-    """The rows (int64, in any order) as a binary column, each token four big-endian bytes."""
+def _keys(span: U32, starts: I64) -> pl.Series:
+    """The rows ``span[starts[r] : starts[r + 1]]`` as a binary column."""
     import polars as pl
     import pyarrow as pa
 
-    starts = np.asarray(tokens.offsets)[rows]
-    lengths = np.asarray(tokens.offsets)[rows + 1] - starts
-    ends = np.cumsum(lengths)
     chunks = []
-    first = 0
-    while first < len(rows):
-        before = int(ends[first] - lengths[first])
-        last = int(np.searchsorted(ends, before + _CHUNK_TOKENS, side="right"))
+    first, num_rows = 0, len(starts) - 1
+    while first < num_rows:
+        last = int(np.searchsorted(starts, starts[first] + _CHUNK_TOKENS, side="right")) - 1
         last = max(first + 1, last)
-        span = _gathered(tokens.values, starts[first:last], lengths[first:last], scratch)
-        offsets = np.zeros(last - first + 1, dtype=np.int64)
-        offsets[1:] = (ends[first:last] - before) * 4
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(span)]
+        buffers = [
+            None,
+            pa.py_buffer((starts[first : last + 1] - starts[first]) * 4),
+            pa.py_buffer(span[starts[first] : starts[last]]),
+        ]
         chunks.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), last - first, buffers))
         first = last
     return pl.Series("key", pa.chunked_array(chunks, type=pa.large_binary()))
 
 
-def _gathered(values: U32, starts: I64, lengths: I64, scratch: Scratch) -> NDArray[np.uint32]:
-    """The tokens of the rows one after the other, big-endian."""
-    span = np.empty(int(lengths.sum()), dtype=">u4")
-    filled = 0
-    # Rows that lie side by side in the table are copied together.
-    cuts = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-    if len(cuts) * 4 < len(starts):
-        for part in np.split(np.arange(len(starts)), cuts):
-            begin, stop = int(starts[part[0]]), int(starts[part[-1]] + lengths[part[-1]])
-            span[filled : filled + stop - begin] = values[begin:stop]
-            filled += stop - begin
-        return span
-    size = max(1, min(_SCATTERED_ROWS, _BLOCK_TOKENS // max(1, int(lengths.mean()))))
-    for some in scratch.windows(len(starts), size):
-        counts = lengths[some]
-        total = int(counts.sum())
-        shift = starts[some] - (np.cumsum(counts) - counts)
-        span[filled : filled + total] = values[np.arange(total) + np.repeat(shift, counts)]
-        filled += total
-    return span
+def _gathered(tokens: TokenTable, rows: I64, scratch: Scratch) -> tuple[U32, I64]:
+    """The tokens of ``rows`` one after the other, big-endian, and where each begins."""
+    offsets, values = np.asarray(tokens.offsets), np.asarray(tokens.values)
+    lengths = offsets[rows + 1] - offsets[rows]
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    span = np.empty(int(starts[-1]), dtype=np.uint32)
+    size = max(1, min(_SCATTERED_ROWS, _BLOCK_TOKENS // (1 + len(span) // max(1, len(rows)))))
+    for part in scratch.windows(len(rows), size):
+        here = rows[part]
+        into = span[starts[part.start] : starts[min(part.stop, len(rows))]]
+        into[:] = _taken(values, offsets, here)
+        into.byteswap(inplace=True)
+    return span, starts
+
+
+def _taken(values: U32, offsets: I64, rows: I64) -> U32:
+    """The tokens of a few rows."""
+    begin, stop = int(rows[0]), int(rows[-1]) + 1
+    if stop - begin == len(rows) and (np.diff(rows) == 1).all():
+        return values[offsets[begin] : offsets[stop]]
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    some, which = np.unique(rows, return_inverse=True)
+    # Every other element is a row; those in between are what lies between two rows.
+    bounds = np.stack([offsets[some], offsets[some + 1]], axis=1).reshape(-1) * 4
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(values)]
+    array = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
+    taken = pc.take(array, pa.array(2 * which), boundscheck=False)
+    return np.frombuffer(taken.buffers()[2], dtype=np.uint32)
 
 
 def common_prefixes(tokens: TokenTable, order: I64, scratch: Scratch | None = None) -> I32:
@@ -237,39 +265,55 @@ def common_prefixes(tokens: TokenTable, order: I64, scratch: Scratch | None = No
     lcp = scratch.zeros(len(order), np.int32)
     for part in scratch.windows(len(order), _SCATTERED_ROWS):
         before = max(0, part.start - 1)
-        found = _neighbours(tokens, np.asarray(order[before : part.stop]))
-        lcp[part] = found[part.start - before :]
+        some = np.asarray(order[before : part.stop])
+        starts = np.asarray(tokens.offsets)[some]
+        lengths = np.asarray(tokens.offsets)[some + 1] - starts
+        lcp[part] = _shared(np.asarray(tokens.values), starts, lengths)[part.start - before :]
     return lcp
 
 
-def _neighbours(tokens: TokenTable, order: I64) -> I32:
-    """What each row shares with the one before it.
+def _pairs(tokens: TokenTable, left: I64, right: I64) -> I32:
+    """What each row of ``left`` shares with the one of ``right`` beside it."""
+    both = np.stack([left, right], axis=1).reshape(-1)
+    return common_prefixes(tokens, both)[1::2]
+
+
+def _shared(values: U32, starts: I64, lengths: I64) -> I32:
+    """int32[n]: what each row ``values[starts[r] : starts[r] + lengths[r]]`` shares with the one
+    before it, 0 for the first.
 
     Pairs are compared window by window; a pair leaves as soon as its difference is found, and
     windows grow, so long shared prefixes cost a copy of their tokens and little more.
     """
-    values = np.asarray(tokens.values)
-    starts = np.asarray(tokens.offsets)[order]
-    lengths = np.asarray(tokens.offsets)[order + 1] - starts
-    lcp = np.zeros(len(order), dtype=np.int32)
+    lcp = np.zeros(len(starts), dtype=np.int32)
     limit = np.minimum(lengths[1:], lengths[:-1])
-    active = np.flatnonzero(limit > 0)  # pair p compares positions p and p + 1 of the order
+    active = np.flatnonzero(limit > 0)  # pair p compares rows p and p + 1
     depth, width = 0, _FIRST_WINDOW
     while len(active):
         kept = []
         block = max(1, _BLOCK_TOKENS // width)
         for begin in range(0, len(active), block):
             pairs = active[begin : begin + block]
-            left = _windows(values, starts[pairs] + depth, width)
-            right = _windows(values, starts[pairs + 1] + depth, width)
-            differs = left != right
-            equal = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
-            lcp[pairs + 1] = np.minimum(depth + equal, limit[pairs])
+            equal = np.minimum(_equal(values, starts, pairs, depth, width), limit[pairs] - depth)
+            lcp[pairs + 1] = depth + equal
             kept.append(pairs[(equal == width) & (limit[pairs] > depth + width)])
         active = np.concatenate(kept)
         depth += width
         width = min(2 * width, _LAST_WINDOW)
     return lcp
+
+
+def _equal(values: U32, starts: I64, pairs: I64, depth: int, width: int) -> I64:
+    """In how many tokens from ``depth`` on the rows of each pair are equal, at most ``width``."""
+    first = int(pairs[0])
+    wanted = np.zeros(int(pairs[-1]) - first + 2, dtype=np.bool_)
+    wanted[pairs - first] = wanted[pairs - first + 1] = True
+    rows = np.flatnonzero(wanted)  # each once, though most are in two pairs
+    tokens = _windows(values, starts[rows + first] + depth, width)
+    differs = (tokens[1:] != tokens[:-1])[np.searchsorted(rows, pairs - first)]
+    equal: I64 = differs.argmax(axis=1)
+    equal[~differs[np.arange(len(pairs)), equal]] = width
+    return equal
 
 
 def _windows(values: U32, starts: I64, width: int) -> U32:

@@ -8,50 +8,65 @@ is made or its columns are checked; what befalls a single row is that row's `Row
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.config import PromptOptions
-from batchradix.errors import InputError, OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.errors import OptionError, RowError, RowErrorCode, TemplateError
+from batchradix.prompts import cautions
 from batchradix.prompts.chat import ChatTemplate, Conversation, Mixed
+from batchradix.prompts.chat_check import try_chat
+from batchradix.prompts.chat_forms import ChatForms, chat_form
+from batchradix.prompts.columns import check_input_columns, check_places
 from batchradix.prompts.field_list import FieldList, find_list
 from batchradix.prompts.fields import ListFields, TemplateFields
-from batchradix.prompts.form import Form, Part, form_of
+from batchradix.prompts.form import Form, Texts, form_of, sections_of, trimmings
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
-from batchradix.prompts.messages import read_conversation
+from batchradix.prompts.messages import ends_with_assistant, read_conversation
 from batchradix.prompts.passages import PassageOrders
+from batchradix.prompts.repeated import TextEncoder
 from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
-from batchradix.prompts.template import SCHEMA_PLACE, Place, Template, parse_place, parse_template
-from batchradix.prompts.tokenise import encode_prompts
+from batchradix.prompts.template import Place, Template, parse_place, parse_template
+from batchradix.prompts.thinking import KWARGS_COLUMN, Asked, ThinkingRule, ThinkingStyle
+from batchradix.prompts.tokenise import Part, encode_prompts
 from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
-from batchradix.types import I8, Row, TokenTable
+from batchradix.types import I8, Row, Thinking, TokenTable
 
-_INPUT_COLUMNS = ("messages", "prompt", "tools")
+_INPUT_COLUMNS = ("messages", "prompt", "tools", KWARGS_COLUMN)
 _CONTINUES = "continue_final_message"  # of requests, which all have it
-_LISTED_COLUMNS = 30  # names that a message lists at most
-_PROBES = (" probe \n", "\"a\" & 'b' {{ c }} \\n", "é 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A template, what its prompts share where they share anything, and the sections of a chat
+    message's text, by the numbers of the template's parts."""
+
+    template: Template | None
+    form: Form | None
+    sections: list[Texts]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
     """Prompts of a batch of rows. ``tokens`` has one row for each, in order, empty where the row
     has an error; ``errors`` is keyed by position in the batch. ``num_cleaned``: rows in which
-    lone surrogates were replaced by U+FFFD."""
+    lone surrogates were replaced by U+FFFD. ``thinks``: bool[n], rows that think before they
+    answer, whose prompts end where that begins."""
 
     tokens: TokenTable
     errors: dict[int, RowError]
     num_cleaned: int
+    thinks: NDArray[np.bool_]
 
 
 class PromptBuilder:
@@ -63,6 +78,7 @@ class PromptBuilder:
     functions in OpenAI's shape for every chat. A chat template that has a place for them shows
     them there, and then the instruction does not. ``are_requests``: rows are those of an OpenAI
     batch file, which say themselves whether a last assistant message is to be continued.
+    ``is_bound`` and ``bound`` tell `ThinkingRule` whether answers have to match something.
 
     Raises `TemplateError`, `OptionError` or `InputError` for what no row could mend.
     """
@@ -77,10 +93,15 @@ class PromptBuilder:
         schema_line: str = SCHEMA_LINE,
         tools: list[dict[str, Any]] | None = None,
         are_requests: bool = False,
+        chats: ChatOptions | None = None,
+        is_bound: Callable[[Row], bool] = lambda row: False,
+        bound: Collection[bool] = (False,),
     ) -> None:
+        self._chats = chats or ChatOptions()
         self._options = options
         self._are_requests = are_requests
         self._tokenizer = checkpoint.tokenizer
+        self._encoder = TextEncoder(checkpoint.tokenizer)
         self._schema_text = None if schema_text is None else clean_text(schema_text)
         self._schema_line = schema_line
         self._system = None if options.system is None else clean_text(options.system)
@@ -93,12 +114,16 @@ class PromptBuilder:
         self._list: FieldList | None = None
         self._orders: I8 | None = None
         self._passages: PassageOrders | None = None
-        self._shapes: dict[bytes, tuple[Template, Form | None]] = {}
+        self._shapes: dict[bytes, _Shape] = {}
         self._no_chat = "the model has no chat template"
         self._chat = self._open_chat(checkpoint)
+        self._forms = None if self._chat is None else ChatForms(self._chat, self._tokenizer)
         self._check_options()
-        self._check_chat()
         self._columns: tuple[str, ...] = ()
+        self._rule = ThinkingRule(
+            self._thinking_style(), self._chats, is_bound=is_bound, bound=bound
+        )
+        self._check_chat()
         if columns is not None:
             self.check_columns(columns)
 
@@ -108,10 +133,24 @@ class PromptBuilder:
     def required_columns(self) -> frozenset[str]:
         """Top-level input columns that prompts are made of; readers need no others for them."""
         if self._template is None:
-            return frozenset(
-                [*_INPUT_COLUMNS, _CONTINUES] if self._are_requests else _INPUT_COLUMNS
-            )
-        return frozenset(place.column for place in self._template.places)
+            continues = (_CONTINUES,) if self._are_requests else ()
+            return frozenset([*_INPUT_COLUMNS, *continues])
+        has_own = self._chat is not None and KWARGS_COLUMN in self._columns
+        own = (KWARGS_COLUMN,) if has_own else ()
+        return frozenset([*(place.column for place in self._template.places), *own])
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How rows think that do, None where none can."""
+        style = None if self._chat is None else self._chat.thinking
+        if style is None:
+            return None
+        return style.settings(self._matcher, self._tokenizer, self._chats.thinking_tokens)
+
+    @property
+    def may_think(self) -> bool:
+        """Whether any row may think."""
+        return self._chat is not None and self._has_chats and self._rule.may_think(self._columns)
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Refuses a job whose input has not the columns it needs; ``columns`` is what the input
@@ -123,13 +162,21 @@ class PromptBuilder:
             return
         self._columns = tuple(columns)
         self._template = self._parse(columns)
-        self.__dict__.pop("_form", None)
+        self.__dict__.pop("_common", None)
+        if self._template is not None and self._chat is None:
+            self._rule.refuse_raw()
         if self._template is None:
-            self._check_input_columns(columns)
+            self._has_chats = "messages" in columns
+            if not self._has_chats and "prompt" in columns:
+                self._rule.refuse_raw()
+            check_input_columns(
+                columns,
+                no_chat=None if self._chat is not None else self._no_chat,
+                has_system=self._system is not None,
+            )
             return
-        for place in self._template.places:
-            if place.column not in columns:
-                raise TemplateError(self._unknown(place, columns))
+        has_template = self._options.template is not None
+        check_places(self._template.places, columns, has_template=has_template)
 
     @property
     def shows_schema(self) -> bool:
@@ -148,6 +195,24 @@ class PromptBuilder:
         """What is allowed and probably not meant, a sentence each."""
         return tuple(self._warnings())
 
+    def _warnings(self) -> Iterator[str]:
+        template, options = self._template, self._options
+        if self._chat is not None and self._chat.writes_date:
+            yield cautions.DATE_WRITTEN
+        if self._rule.is_kept_from_thinking and self._has_chats:
+            yield cautions.KEPT_FROM_THINKING
+        if self._has_tools:
+            is_told = self._tools is not None and self._chat is not None and self._has_chats
+            if not (is_told or self.shows_schema):
+                yield cautions.TOOLS_UNTOLD
+        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
+            yield cautions.REQUEST_TOOLS_UNTOLD
+        elif template is None and self._schema_text is not None:
+            yield cautions.SCHEMA_UNTOLD
+        if template is not None and options.template is not None:
+            schema_text = None if self._has_tools else self._schema_text
+            yield from cautions.template_cautions(options, template, schema_text)
+
     # -- rows -----------------------------------------------------------------------------
 
     def encode(self, rows: Sequence[Row]) -> PromptBatch:
@@ -156,28 +221,32 @@ class PromptBuilder:
         prompts: list[Sequence[Part]] = []
         errors: dict[int, RowError] = {}
         num_cleaned = 0
+        thinks = np.zeros(len(rows), dtype=np.bool_)
         for position, row in enumerate(rows):
             parts: Sequence[Part] = ()
             if row.error is None:
                 try:
-                    parts, cleaned = _cleaned(self._parts(row))
+                    asked = self._asked(row)
+                    parts, cleaned = _cleaned(self._parts(row, asked))
                     num_cleaned += cleaned
+                    thinks[position] = bool(asked.thinks)
                 except RowProblem as problem:
                     errors[position] = problem.at(row)
             prompts.append(parts)
-        tokens = encode_prompts(self._tokenizer, prompts)
+        tokens = self._encoder.encode(prompts)
         for position in np.flatnonzero(tokens.lengths == 0).tolist():
             if rows[position].error is None and position not in errors:
                 errors[position] = _empty(rows[position])
-        return PromptBatch(tokens, errors, num_cleaned)
+        return PromptBatch(tokens, errors, num_cleaned, thinks)
 
     def explain(self, row: Row) -> PromptView:
         """One row's prompt with its spans and their ids, for people to look at."""
         if row.error is not None:
             return PromptView(error=row.error)
         try:
-            spans = self._spans(self._arranged(row))
-            spans = [replace(span, text=clean_text(span.text)) for span in spans]
+            asked = self._asked(row)
+            found = self._spans(self._arranged(row), asked)
+            spans = [replace(span, text=clean_text(span.text)) for span in found]
         except RowProblem as problem:
             return PromptView(error=problem.at(row))
         table = encode_prompts(self._tokenizer, [[span] for span in spans])
@@ -191,7 +260,8 @@ class PromptBuilder:
                     ids=tuple(table[i].tolist()),
                 )
                 for i, span in enumerate(spans)
-            )
+            ),
+            thinks=bool(asked.thinks),
         )
 
     def fields(self) -> TemplateFields | None:
@@ -227,53 +297,73 @@ class PromptBuilder:
     def _arranged(self, row: Row) -> Row:
         return row if self._passages is None else self._passages.arranged(row)
 
-    def _spans(self, row: Row) -> list[Span]:
-        template = self._shape(row)[0]
+    def _asked(self, row: Row) -> Asked:
+        """What a row's chat asks for beside its messages. Raises `RowProblem`."""
+        if self._chat is None:
+            return Asked()
+        messages = row.values.get("messages")
+        if self._template is not None:
+            return self._rule.of(row)
+        if messages is None:
+            return self._rule.of_raw()
+        may_continue = not self._are_requests or bool(row.values[_CONTINUES])
+        return self._rule.of(row, continues=may_continue and ends_with_assistant(messages))
+
+    def _spans(self, row: Row, asked: Asked) -> list[Span]:
+        template = self._shape(row).template
         if template is None:
-            return self._input_spans(row)
+            return self._input_spans(row, asked)
         pieces = template.pieces(row.values)
         if self._chat is None:
             return self._raw_spans(pieces)
-        return self._chat.spans(self._conversation(self._chat, Mixed(tuple(pieces))))
+        return self._chat.spans(self._conversation(self._chat, asked, Mixed(tuple(pieces))))
 
-    def _conversation(self, template: ChatTemplate, content: Any) -> Conversation:
+    def _conversation(self, template: ChatTemplate, asked: Asked, content: Any) -> Conversation:
         chat = user_conversation(content, template, self._system)
-        return replace(chat, tools=self._tools)
+        return asked.applied(replace(chat, tools=self._tools))
 
-    def _parts(self, row: Row) -> Sequence[Part]:
+    def _parts(self, row: Row, asked: Asked) -> Sequence[Part]:
         """As `_spans`, with what is known encoded already, where the row fits the job's form."""
-        (template, form), values = self._shape(row), row.values
+        shape, values = self._shape(row), row.values
+        form, template = shape.form, shape.template
         if form is None:
-            return self._spans(row)
+            return self._spans(row, asked)
         if template is None:
             prompt = values.get("prompt")
             if not isinstance(prompt, str) or values.get("messages") is not None or self._system:
-                return self._spans(row)
-            return form.fill((prompt,))
+                return self._input_parts(row, asked)
+            return form.fill(((prompt,),))
         texts = template.texts(values)
         if self._chat is None:
-            return form.fill(texts)
-        if all(map(self._chat.is_harmless, texts)):
-            return form.fill(_trimmings("".join(texts)))
-        return self._spans(row)
+            return form.fill([(text,) for text in texts])
+        if asked is self._rule.default and all(map(self._chat.is_harmless, texts)):
+            return form.fill(trimmings(shape.sections, texts))
+        return self._spans(row, asked)
 
-    def _shape(self, row: Row) -> tuple[Template | None, Form | None]:
+    def _shape(self, row: Row) -> _Shape:
         """The template of a row's prompt, and its form."""
         if self._orders is None or self._list is None or row.index >= len(self._orders):
-            return self._template, self._form
+            return self._common
         order = self._orders[row.index]
         shape = self._shapes.get(order.tobytes())
         if shape is None:
             template = self._list.ordered(order.tolist())
-            shape = self._shapes[order.tobytes()] = template, self._form_of(template)
+            shape = self._shapes[order.tobytes()] = self._shape_of(template)
         return shape
 
     @cached_property
-    def _form(self) -> Form | None:
-        """What all prompts of the job share, None where each has to be made by itself."""
-        return self._form_of(self._template)
+    def _common(self) -> _Shape:
+        """What all prompts of the job share."""
+        return self._shape_of(self._template)
+
+    def _shape_of(self, template: Template | None) -> _Shape:
+        parts = () if template is None else template.parts
+        texts = [i if isinstance(part, Place) else _constant(part) for i, part in enumerate(parts)]
+        sections = sections_of(texts, self._tokenizer.borders)
+        return _Shape(template, self._form_of(template), sections)
 
     def _form_of(self, template: Template | None) -> Form | None:
+        """None where each prompt has to be made by itself."""
         if template is None or self._chat is None:
             parts = [None] if template is None else template.parts
             literals = [part for part in parts if isinstance(part, str)]
@@ -282,45 +372,53 @@ class PromptBuilder:
             order = [i for i, part in enumerate(parts) if not isinstance(part, str)]
             return form_of(self._matcher, self._tokenizer, mask, (hole,), order, is_raw=True)
         chat, first = self._chat, template.parts[0]
-        begins = "" if isinstance(first, Place) else first if isinstance(first, str) else first.text
-        own = partial(self._conversation, chat)
-        form = chat.form(own, begins, self._tokenizer)
-        if form is None:
-            return None
-        for probe in _PROBES:  # a template has to treat these alike, or each row is its own case
-            text = begins + probe
-            alone = chat.spans(own(text))
-            both = encode_prompts(self._tokenizer, [form.fill(_trimmings(text)), alone])
-            if not chat.is_harmless(text) or not np.array_equal(both[0], both[1]):
-                return None
-        return form
+        begins = "" if isinstance(first, Place) else _constant(first)
+        asked = self._rule.default
+        return chat_form(
+            chat, self._tokenizer, lambda texts: self._conversation(chat, asked, texts[0]), [begins]
+        )
 
-    def _input_spans(self, row: Row) -> list[Span]:
+    def _own_conversation(self, values: Mapping[str, Any], asked: Asked) -> Conversation | None:
+        """The chat that a row brings, None where it brings none."""
+        if values.get("messages") is None:
+            return None
+        if self._chat is None:
+            raise RowProblem(
+                RowErrorCode.TEMPLATE_FAILED,
+                f"the row has 'messages', and {self._no_chat}",
+            )
+        tools = values.get("tools")
+        if self._has_tools and tools:
+            raise RowProblem(
+                RowErrorCode.BAD_VALUE,
+                "the row has 'tools' of its own, and the run's tools are those that answers "
+                "may call; leave the column or --tools out",
+            )
+        if self._are_requests and not self._chat.reads("tools"):
+            tools = None  # a warning says so
+        chat = read_conversation(
+            values["messages"],
+            tools,
+            self._chat,
+            self._system,
+            may_continue=not self._are_requests or bool(values[_CONTINUES]),
+            must_continue=self._are_requests and bool(values[_CONTINUES]),
+        )
+        return asked.applied(replace(chat, tools=self._tools or chat.tools))
+
+    def _input_parts(self, row: Row, asked: Asked) -> Sequence[Part]:
+        """As `_input_spans`, by the form of the row's conversation where it has one."""
+        chat = self._own_conversation(row.values, asked)
+        if chat is None or self._chat is None or self._forms is None:
+            return self._spans(row, asked)
+        return self._forms.parts(chat) or self._chat.spans(chat)
+
+    def _input_spans(self, row: Row, asked: Asked) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
         values = row.values
-        if values.get("messages") is not None:
-            if self._chat is None:
-                raise RowProblem(
-                    RowErrorCode.TEMPLATE_FAILED,
-                    f"the row has 'messages', and {self._no_chat}",
-                )
-            tools = values.get("tools")
-            if self._has_tools and tools:
-                raise RowProblem(
-                    RowErrorCode.BAD_VALUE,
-                    "the row has 'tools' of its own, and the run's tools are those that answers "
-                    "may call; leave the column or --tools out",
-                )
-            if self._are_requests and not self._chat.reads("tools"):
-                tools = None  # a warning says so
-            chat = read_conversation(
-                values["messages"],
-                tools,
-                self._chat,
-                self._system,
-                may_continue=not self._are_requests or bool(values[_CONTINUES]),
-            )
-            return self._chat.spans(replace(chat, tools=self._tools or chat.tools))
+        chat = self._own_conversation(values, asked)
+        if chat is not None and self._chat is not None:
+            return self._chat.spans(chat)
         if values.get("prompt") is None:
             code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
             if "prompt" in values or "messages" in values:
@@ -393,12 +491,23 @@ class PromptBuilder:
                 self._matcher,
                 special_texts=_special_texts(checkpoint),
                 literals=self._literals(),
+                variables=self._chats.chat_template_kwargs or {},
             )
         except TemplateError as error:
             if wanted:
                 raise
             self._no_chat = str(error)
             return None
+
+    def _thinking_style(self) -> ThinkingStyle | None:
+        """How the model thinks. Raises `OptionError` where it has to and cannot."""
+        style = None if self._chat is None else self._chat.thinking
+        if self._chats.thinking == "on" and self._chat is not None and style is None:
+            raise OptionError(
+                "`thinking` on is not possible: neither the chat template nor the tokenizer of the "
+                "model knows a marker such as <think>; use a model that thinks, or leave it out"
+            )
+        return style
 
     def _literals(self) -> tuple[str, ...]:
         if self._template is None:
@@ -423,109 +532,11 @@ class PromptBuilder:
         probe = "probe"
         if self._template is not None:
             chat = user_conversation(probe, self._chat, None)
-            self._try(self._chat, replace(chat, tools=self._tools), probe)
+            chat = self._rule.default.applied(replace(chat, tools=self._tools))
+            try_chat(self._chat, chat, probe)
         if self._system is not None:
-            chat = user_conversation("?", self._chat, probe)
-            self._try(self._chat, chat, probe, what="a system message")
-
-    @staticmethod
-    def _try(
-        chat: ChatTemplate, conversation: Conversation, probe: str, what: str = "a user message"
-    ) -> None:
-        remedy = (
-            "put its text into the instruction, template or user messages instead"
-            if "system" in what
-            else "use another model, or a raw --template"
-        )
-        try:
-            text = "".join(span.text for span in chat.spans(conversation))
-        except RowProblem as problem:
-            reason = str(problem.__cause__ or problem.sentence)
-            raise TemplateError(
-                f"the model's chat template rejects {what} ({reason}); {remedy}"
-            ) from problem
-        if probe not in text:
-            raise TemplateError(f"the model's chat template leaves {what} out; {remedy}")
-
-    def _check_input_columns(self, columns: Sequence[str]) -> None:
-        self._has_chats = "messages" in columns
-        if "messages" not in columns and "prompt" not in columns:
-            raise InputError(
-                f"the input has neither a 'prompt' nor a 'messages' column; its columns are "
-                f"{_listing(columns)}; rename one, or say with --template or --instruction how a "
-                f"row becomes a prompt"
-            )
-        if "messages" in columns and self._chat is None:
-            raise TemplateError(
-                f"the input has a 'messages' column, and {self._no_chat}; use an instruct model, "
-                f"or --template with places such as {{{{ column }}}}"
-            )
-        if "messages" not in columns and self._system is not None:
-            raise OptionError(
-                "a system message needs a chat, and the input has raw prompts; use "
-                "--template '{{ prompt }}' --chat"
-            )
-
-    def _unknown(self, place: Place, columns: Sequence[str]) -> str:
-        who = "the template" if self._options.template is not None else "--column"
-        if place.column == SCHEMA_PLACE and self._options.template is not None:
-            return (
-                f"the template has {{{{ schema }}}} and the job has no schema (and no column of "
-                f"that name); give one with --schema; the columns are {_listing(columns)}"
-            )
-        near = get_close_matches(place.column, list(columns), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return (
-            f"{who} names column {place.column!r}, which no row has; the columns are "
-            f"{_listing(columns)}{hint}"
-        )
-
-    # -- warnings -------------------------------------------------------------------------
-
-    def _warnings(self) -> Iterator[str]:
-        template, options = self._template, self._options
-        if self._chat is not None and self._chat.writes_date:
-            yield (
-                "the model's chat template writes today's date into every prompt, so the same job "
-                "run on another day has other prompts"
-            )
-        if self._has_tools:
-            is_told = self._tools is not None and self._chat is not None and self._has_chats
-            if not (is_told or self.shows_schema):
-                yield (
-                    "the model is not told of the tools: the prompts are raw, or its chat template "
-                    "has no place for them; name them in the prompts, or add {{ schema }} to a "
-                    "--template"
-                )
-        elif self._are_requests and "tools" in self._columns and not self._shows_tools:
-            yield (
-                "requests have tools, and the model's chat template has no place for them: answers "
-                "are held to them, but the model is not told what they are"
-            )
-        elif template is None and self._schema_text is not None:
-            yield (
-                "the prompts come from the input as they are, without the schema: it only limits "
-                "what the model can write, so say in them what its parts mean"
-            )
-        if template is None or options.template is None:
-            return
-        if not template.places:
-            yield ("the template has no place such as {{ column }}: every row gets the same prompt")
-        if "{%" in options.template:
-            yield (
-                "the template holds '{%', which stays as it is: templates have only places such "
-                "as {{ column }}, no statements"
-            )
-        for stray in dict.fromkeys(template.stray):
-            yield f"{stray} in the template names no column and stays as it is"
-        names = [] if self._has_tools else _property_names(self._schema_text)
-        shown = f"{template.literal}\n{options.system or ''}"
-        if names and not template.has_schema and not any(_mentions(shown, n) for n in names):
-            yield (
-                f"the template names no field of the schema ({_listing(names)}): the schema only "
-                f"limits what the model can write, so say in the template what the fields mean, or "
-                f"add {{{{ schema }}}}"
-            )
+            chat = self._rule.default.applied(user_conversation("?", self._chat, probe))
+            try_chat(self._chat, chat, probe, what="a system message")
 
 
 def _special_texts(checkpoint: Checkpoint) -> dict[str, str]:
@@ -552,38 +563,5 @@ def _cleaned(parts: Sequence[Part]) -> tuple[Sequence[Part], bool]:
     ], True
 
 
-def _trimmings(text: str) -> tuple[str, ...]:
-    """What a form of `ChatTemplate.form` is filled with."""
-    return text, text.lstrip(), text.rstrip(), text.strip()
-
-
-def _listing(names: Sequence[str]) -> str:
-    shown = ", ".join(clean_text(str(name)) for name in names[:_LISTED_COLUMNS])
-    more = len(names) - _LISTED_COLUMNS
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _property_names(schema_text: str | None) -> list[str]:
-    """Names of every property that a JSON Schema describes, outermost first."""
-    try:
-        schema = json.loads(schema_text or "null")
-    except ValueError:
-        return []
-    names: dict[str, None] = {}
-    waiting: list[Any] = [schema]
-    while waiting:
-        node = waiting.pop(0)
-        if isinstance(node, dict):
-            properties = node.get("properties")
-            if isinstance(properties, dict):
-                names.update(dict.fromkeys(properties))
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
-    return list(names)
-
-
-def _mentions(text: str, name: str) -> bool:
-    """Whether ``text`` has ``name`` as a word, ``_`` and spaces alike, whatever the case."""
-    words = r"[\s_\-]+".join(map(re.escape, re.split(r"[\s_\-]+", name)))
-    return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
+def _constant(part: str | Piece) -> str:
+    return part if isinstance(part, str) else part.text

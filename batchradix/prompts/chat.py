@@ -10,8 +10,9 @@ a template that writes no BOS gets none.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jinja2.nodes
@@ -35,8 +36,10 @@ from batchradix.prompts.guard import (
     noncharacters,
 )
 from batchradix.prompts.row_problem import RowProblem
+from batchradix.prompts.thinking import ThinkingStyle, find_style
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_PROBE = "probe"
 _LONGEST_REASON = 300  # characters of a template's own message that an error repeats
 
 
@@ -53,18 +56,23 @@ class Conversation:
 
     Strings in ``messages`` and ``tools`` are data (`Mixed` ones in part), except roles, which
     are among ``ROLES``. ``prefill``: the last message is the assistant's, to be continued.
+    ``variables`` are further ones of the template, their strings data as well; ``thinks``: whether
+    the model is to think before it answers (None: as the template has it).
     """
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     prefill: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    thinks: bool | None = None
 
 
 class ChatTemplate:
     """A compiled chat template. ``source`` is Jinja text.
 
     ``special_texts``: the named special tokens that templates may write (``bos_token``, ...).
-    ``literals``: texts of the job's own that `Mixed` contents hold. The time that templates are
+    ``literals``: texts of the job's own that `Mixed` contents hold. ``variables``: those that chats
+    have unless they say otherwise. The time that templates are
     told is that of making this, one for all rows, so that prompts stay shared. Raises
     `TemplateError` when the template cannot be compiled.
     """
@@ -76,6 +84,7 @@ class ChatTemplate:
         *,
         special_texts: Mapping[str, str],
         literals: tuple[str, ...] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         now = datetime.datetime.now()
         self._template = compile_template(source)
@@ -98,6 +107,44 @@ class ChatTemplate:
         self.needs_argument_objects = habits.writes_arguments and not habits.tests_arguments
         """Whether it writes tool call arguments as JSON, and so wants them as objects."""
         self.writes_date = "strftime_now" in source
+        self._usual = variables or {}
+        self._left_out: dict[str, bool] = {}
+
+    @cached_property
+    def thinking(self) -> ThinkingStyle | None:
+        """How the model thinks, None where it does not."""
+        return find_style(self._source, self._matcher.contents, self._probe)
+
+    def leaves_out(self, role: str) -> bool:
+        """Whether messages of a role are not shown, without a word."""
+        if role not in self._left_out:
+            turns = ("user", "assistant", role) if role == "tool" else (role, "user")
+            text = self._probe({}, turns, marked=role)
+            self._left_out[role] = text is not None and _PROBE not in text
+        return self._left_out[role]
+
+    def _probe(
+        self,
+        variables: Mapping[str, Any],
+        turns: tuple[str, ...] = ("user",),
+        marked: str = "user",
+    ) -> str | None:
+        """A chat of these turns as the template renders it; None where it does not."""
+        texts = [_PROBE if role == marked else "?" for role in turns]
+        messages = [
+            {
+                "role": role,
+                "content": [{"type": "text", "text": text}] if self.needs_parts else text,
+            }
+            for role, text in zip(turns, texts, strict=True)
+        ]
+        try:
+            return self._run(
+                self._template,
+                Conversation(messages=messages, variables={**self._usual, **variables}),
+            )
+        except RowProblem:
+            return None
 
     def reads(self, name: str) -> bool:
         """Whether the template speaks of ``name`` (a message's key, a variable) at all."""
@@ -115,23 +162,31 @@ class ChatTemplate:
             return self._spans(replace(conversation, messages=messages))
 
     def form(
-        self, own: Callable[[Any], Conversation], begins: str, tokenizer: Tokenizer
+        self,
+        own: Callable[[Sequence[Any]], Conversation],
+        begins: Sequence[str],
+        tokenizer: Tokenizer,
     ) -> Form | None:
-        """The form of the conversations ``own(text)``, to be filled with the text, and with the
-        text without white space at its start, its end and both; it begins with ``begins``.
+        """The form of the conversations ``own(texts)``, to be filled with each text, and with it
+        without white space at its start, its end and both; each begins as ``begins`` says.
 
         Right for texts that are harmless (`is_harmless`). None where the template looks into
-        the text, or the rest of the conversation needs marks.
+        a text, or the rest of the conversation needs marks.
         """
-        frame = own("")
-        strings = [*_strings(frame.messages), *_strings(frame.tools)]
-        harmless = all(self._guard.is_harmless(s, known=known) for s, known in self._walk(frame))
-        if not harmless or frame.prefill:
-            return None
         try:
-            marks = choose_marks(self._used | noncharacters(strings), 4)
+            frame = own([""] * len(begins))
+            strings = _all_strings(frame)
+            harmless = all(
+                self._guard.is_harmless(s, known=known) for s, known in self._walk(frame)
+            )
+            if not harmless or frame.prefill:
+                return None
+            marks = choose_marks(self._used | noncharacters(strings), 4 * len(begins))
             template = compile_template(self._source, unseen_marks="".join(marks))
-            text = self._run(template, own(Unseen(marks, begins)))
+            of_each = (marks[4 * i : 4 * i + 4] for i in range(len(begins)))
+            unseen = [Unseen(m, begin) for m, begin in zip(of_each, begins, strict=True)]
+            text = self._run(template, own(unseen))
+            text += self._tail(text, frame)
         except (TemplateError, RowProblem):
             return None
         return form_of(self._matcher, tokenizer, text, marks, is_raw=False)
@@ -141,7 +196,7 @@ class ChatTemplate:
         return self._guard.is_harmless(text)
 
     def _spans(self, conversation: Conversation) -> list[Span]:
-        strings = list(_strings(conversation.messages)) + list(_strings(conversation.tools))
+        strings = _all_strings(conversation)
         marks = Marks(*choose_marks(self._used | noncharacters(strings), 3))
         text = self._render(conversation, marks, None)
         harmless = all(
@@ -152,7 +207,13 @@ class ChatTemplate:
             text = self._render_guarded(conversation, marks, text)
         if conversation.prefill:
             text = self._cut_prefill(conversation, marks, text)
+        else:
+            text += self._tail(text, conversation)
         return self._matcher.cut_marked(text, marks)
+
+    def _tail(self, text: str, conversation: Conversation) -> str:
+        style = None if conversation.thinks is None else self.thinking
+        return "" if style is None else style.tail(text, conversation.thinks)
 
     def _render_guarded(self, conversation: Conversation, marks: Marks, clean: str) -> str:
         """The rendered text with marks in it, which is ``clean`` without them."""
@@ -203,7 +264,8 @@ class ChatTemplate:
         if conversation.prefill:
             messages[-1]["content"] = _with_end(messages[-1]["content"], marks.end)
         tools = None if conversation.tools is None else self._fill(conversation.tools, mark)
-        filled = replace(conversation, messages=messages, tools=tools)
+        variables = {k: self._fill(v, mark, k) for k, v in conversation.variables.items()}
+        filled = replace(conversation, messages=messages, tools=tools, variables=variables)
         return self._run(self._template, filled, ask=ask)
 
     def _run(
@@ -211,6 +273,7 @@ class ChatTemplate:
     ) -> str:
         variables = {
             **self._variables,
+            **conversation.variables,
             "messages": conversation.messages,
             "tools": conversation.tools,
             "add_generation_prompt": ask and not conversation.prefill,
@@ -254,6 +317,7 @@ class ChatTemplate:
 
         self._fill(conversation.messages, note)
         self._fill(conversation.tools, note)
+        self._fill(list(conversation.variables.values()), note)
         return iter(seen)
 
     def _is_kind(self, key: str, value: str) -> bool:
@@ -265,6 +329,11 @@ def _with_end(content: Any, end: str) -> Any:
     if isinstance(content, list):
         return [*content[:-1], {**content[-1], "text": content[-1]["text"] + end}]
     return content + end
+
+
+def _all_strings(conversation: Conversation) -> list[str]:
+    parts = (conversation.messages, conversation.tools, conversation.variables)
+    return [text for part in parts for text in _strings(part)]
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -1,56 +1,176 @@
 """The form of a prompt that all rows of a job share: token ids, and blanks for the row's text.
 
 Where added tokens stand is up to the template's own text alone, so a job's prompts are cut once.
-What stands between blanks is encoded once as well; a row only brings the text of its blanks.
+What stands between blanks is encoded once as well; a row only brings the text of its blanks. Where
+the template's text beside a blank has a border of the tokenizer, it is cut there too, so that what
+is encoded with one of the row's texts depends on no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
+from batchradix.checkpoint.borders import Borders
 from batchradix.checkpoint.tokenizer import Tokenizer
 from batchradix.prompts.guard import AddedTokenMatcher, Span, Stretch
+from batchradix.prompts.spot import Spot
 from batchradix.prompts.surrogates import clean_text
+from batchradix.prompts.tokenise import Part, encode_prompts
+from batchradix.types import U32
 
-Part = Span | tuple[int, ...]
-"""What is encoded as one, or token ids that are known."""
+Texts = tuple[str | int, ...]
+"""What stands side by side: texts, and the numbers of fills."""
+_Run = tuple[tuple[str, Spot], ...]
+_UNWATCHED = Spot()
+_UNWATCHED.looks_up = False
+_SAMPLED = 8  # one of so many rows says whether a place begins to repeat that did not
+_LONG_CHARS = 32  # of a constant text that is worth to be encoded by itself
 
 
-@dataclass(frozen=True, slots=True)
 class Blank:
-    """A stretch of text with data in it; an int among ``texts`` is the number of a fill."""
+    """A stretch of text with data in it, in the sections that borders make of it; one without data
+    is token ids."""
 
-    texts: tuple[str | int, ...]
-    stretch: Stretch
+    def __init__(self, sections: Sequence[Texts | U32], stretch: Stretch) -> None:
+        self._sections = tuple(sections)
+        self._merged = tuple(_merged(sections))
+        self._stretch = stretch
+        self._spots: list[Spot] = []  # of sections, as far as rows had them
+        self._is_cold = False
+        self._num_filled = 0
 
-    def filled(self, fills: Sequence[str]) -> str:
-        if self.texts == (0,):
-            return self.stretch.trimmed(fills[0])
-        return self.stretch.trimmed(
-            "".join(text if isinstance(text, str) else fills[text] for text in self.texts)
-        )
+    def filled(self, fills: Sequence[Sequence[str]], matcher: AddedTokenMatcher) -> Iterator[Part]:
+        """The stretch with the fills in it; those of their texts that repeat each by itself."""
+        if self._num_filled % _SAMPLED == 0:
+            self._is_cold = not any(spot.looks_up for spot in self._spots)
+        runs: list[_Run | U32]
+        if self._is_cold and self._num_filled % _SAMPLED:
+            runs = [
+                ((_whole(section, fills), _UNWATCHED),) if isinstance(section, tuple) else section
+                for section in self._merged
+            ]
+        else:
+            runs = list(self._runs(fills))
+        self._num_filled += 1
+        for number, run in enumerate(runs):
+            if isinstance(run, tuple):
+                text = "".join([text for text, _ in run])
+                is_last = number == len(runs) - 1
+                text = self._stretch.trimmed(text, start=number == 0, end=is_last)
+                at_start = self._stretch.at_start and number == 0
+                yield from matcher.text_spans(text, at_start, number > 0, run)
+            else:
+                yield run
+
+    def _runs(self, fills: Sequence[Sequence[str]]) -> Iterator[_Run | U32]:
+        """Sections with their spots; those side by side that are not looked up are one run."""
+        cold: list[tuple[str, Spot]] = []
+        number = 0
+        for section in self._sections:
+            if not isinstance(section, tuple):
+                if cold:
+                    yield tuple(cold)
+                    cold = []
+                yield section
+                continue
+            for text in _joined(section, fills):
+                if number == len(self._spots):
+                    self._spots.append(Spot())
+                spot = self._spots[number]
+                number += 1
+                if not spot.looks_up:
+                    cold.append((text, spot))
+                    continue
+                if cold:
+                    yield tuple(cold)
+                    cold = []
+                yield ((text, spot),)
+        if cold:
+            yield tuple(cold)
+
+
+def _merged(sections: Iterable[Texts | U32]) -> Iterator[Texts | U32]:
+    """Sections without the borders between two that are texts."""
+    for is_text, run in groupby(sections, key=lambda section: isinstance(section, tuple)):
+        if is_text:
+            yield tuple(text for section in run if isinstance(section, tuple) for text in section)
+        else:
+            yield from run
+
+
+def _whole(section: Texts, fills: Sequence[Sequence[str]]) -> str:
+    return "".join([text if isinstance(text, str) else "".join(fills[text]) for text in section])
+
+
+def _joined(section: Texts, fills: Sequence[Sequence[str]]) -> list[str]:
+    """A section's text, cut where its fills are."""
+    texts = [""]
+    for text in section:
+        if isinstance(text, str):
+            texts[-1] += text
+        else:
+            first, *others = fills[text]
+            texts[-1] += first
+            texts += others
+    return texts
 
 
 class Form:
     """A prompt with blanks; made by `form_of`."""
 
-    def __init__(
-        self, matcher: AddedTokenMatcher, parts: Sequence[Blank | tuple[int, ...]]
-    ) -> None:
+    def __init__(self, matcher: AddedTokenMatcher, parts: Sequence[Blank | U32]) -> None:
         self._matcher = matcher
         self._parts = tuple(parts)
 
-    def fill(self, fills: Sequence[str]) -> list[Part]:
-        """The prompt with ``fills`` in its blanks, cut as `AddedTokenMatcher` cuts the whole."""
+    def fill(self, fills: Sequence[Sequence[str]]) -> list[Part]:
+        """The prompt with ``fills`` in its blanks, cut as `AddedTokenMatcher` cuts the whole.
+
+        Each fill is one text or more, with a border of the tokenizer between any two.
+        """
         out: list[Part] = []
         for part in self._parts:
-            if isinstance(part, tuple):
-                out.append(part)
+            if isinstance(part, Blank):
+                out += part.filled(fills, self._matcher)
             else:
-                out += self._matcher.text_spans(part.filled(fills), part.stretch.at_start)
+                out.append(part)
         return out
+
+
+def sections_of(texts: Sequence[str | int], borders: Borders) -> list[Texts]:
+    """``texts``, cut at borders within the constant ones that stand beside numbers of fills.
+
+    A border that is nearest to a fill is one that stands behind as much constant text, or before
+    it: so what comes before a fill does not depend on it, and little of what comes after does.
+    """
+    sections: list[list[str | int]] = [[]]
+    for i, text in enumerate(texts):
+        if isinstance(text, int):
+            sections[-1].append(text)
+            continue
+        cuts = []
+        last = borders.last(text, 1, len(text)) if i + 1 < len(texts) else None
+        first = borders.next(text, 1, len(text)) if i > 0 else None
+        if first is not None and (last is None or last - first >= _LONG_CHARS):
+            cuts.append(first)
+        if last is not None:
+            cuts.append(last)
+        begin = 0
+        for cut in cuts:
+            sections[-1].append(text[begin:cut])
+            sections.append([])
+            begin = cut
+        sections[-1].append(text[begin:])
+    return [tuple(section) for section in sections]
+
+
+def trimmings(sections: Sequence[Texts], texts: Sequence[str]) -> list[list[str]]:
+    """What a form of `ChatTemplate.form` is filled with: ``sections`` of ``texts`` by number."""
+    whole = ["".join([t if isinstance(t, str) else texts[t] for t in part]) for part in sections]
+    left, right = [whole[0].lstrip(), *whole[1:]], [*whole[:-1], whole[-1].rstrip()]
+    both = [*left[:-1], left[-1].rstrip()]
+    return [whole, left, right, both]
 
 
 def form_of(
@@ -81,7 +201,7 @@ def form_of(
             else:
                 texts.append("".join(run))
         if any(isinstance(text, int) for text in texts):
-            parts.append(Blank(tuple(texts), stretch))
+            parts.append(_blank(texts, stretch, matcher, tokenizer))
         else:
             parts += matcher.text_spans(stretch.trimmed(stretch.raw), stretch.at_start)
         if stretch.token is not None:
@@ -98,19 +218,32 @@ def form_of(
     return Form(matcher, _encoded(parts, tokenizer))
 
 
-def _encoded(parts: Sequence[Blank | Span], tokenizer: Tokenizer) -> list[Blank | tuple[int, ...]]:
-    out: list[Blank | tuple[int, ...]] = []
-    for is_known, run in groupby(parts, key=lambda part: isinstance(part, Span)):
-        if not is_known:
-            out += [part for part in run if isinstance(part, Blank)]
+def _blank(
+    texts: Sequence[str | int], stretch: Stretch, matcher: AddedTokenMatcher, tokenizer: Tokenizer
+) -> Blank:
+    sections: list[Texts | U32] = []
+    listed = sections_of(texts, tokenizer.borders)
+    for number, section in enumerate(listed):
+        if any(isinstance(text, int) for text in section):
+            sections.append(section)
             continue
-        ids: list[int] = []
-        for span in run:
-            assert isinstance(span, Span)
-            if span.token_id is not None:
-                ids.append(span.token_id)
-            else:
-                text = clean_text(span.text)
-                ids += tokenizer.encode_plain([text], [span.at_start])[0]
-        out.append(tuple(ids))
+        text = "".join(map(str, section))
+        text = stretch.trimmed(text, start=number == 0, end=number == len(listed) - 1)
+        at_start = stretch.at_start and number == 0
+        sections.append(_ids(matcher.text_spans(text, at_start, number > 0), tokenizer))
+    return Blank(sections, stretch)
+
+
+def _encoded(parts: Sequence[Blank | Span], tokenizer: Tokenizer) -> list[Blank | U32]:
+    out: list[Blank | U32] = []
+    for is_known, run in groupby(parts, key=lambda part: isinstance(part, Span)):
+        if is_known:
+            out.append(_ids([part for part in run if isinstance(part, Span)], tokenizer))
+        else:
+            out += [part for part in run if isinstance(part, Blank)]
     return out
+
+
+def _ids(spans: Iterable[Span], tokenizer: Tokenizer) -> U32:
+    cleaned = [replace(span, text=clean_text(span.text)) for span in spans]
+    return encode_prompts(tokenizer, [cleaned])[0]

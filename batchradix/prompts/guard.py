@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from batchradix.checkpoint.tokenizer import AddedToken
 from batchradix.errors import RowErrorCode
 from batchradix.prompts.row_problem import RowProblem
+from batchradix.prompts.spot import Spot
 
 _NONCHARACTERS = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
@@ -41,12 +42,16 @@ class Piece:
 class Span:
     """What is encoded as one: a token by its id, or a stretch of text.
 
-    ``at_start`` marks the text at the very beginning of the prompt's text.
+    ``at_start`` marks the text at the very beginning of the prompt's text, ``is_inner`` one that
+    goes on behind a border of the tokenizer. ``spots``: the texts that it was put together from,
+    each with its place in the job's prompts, where these are known.
     """
 
     text: str
     token_id: int | None = None
     at_start: bool = False
+    is_inner: bool = False
+    spots: tuple[tuple[str, Spot], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +99,13 @@ class Stretch:
     at_start: bool
     strips_start: bool
 
-    def trimmed(self, text: str) -> str:
-        """``text``, which stands in this place, without the white space that tokens take."""
-        if self.strips_start:
+    def trimmed(self, text: str, *, start: bool = True, end: bool = True) -> str:
+        """``text``, which stands in this place, without the white space that tokens take;
+        ``start`` and ``end``: whether it begins and ends where the stretch does."""
+        if start and self.strips_start:
             text = text.lstrip()
-        return text.rstrip() if self.token is not None and self.token.lstrip else text
+        strips_end = end and self.token is not None and self.token.lstrip
+        return text.rstrip() if strips_end else text
 
 
 class AddedTokenMatcher:
@@ -163,21 +170,37 @@ class AddedTokenMatcher:
         wherever they stand."""
         return _stretches(mask, self._matches(mask, lambda start, stop: ("", ""), ""))
 
-    def text_spans(self, text: str, at_start: bool) -> Iterable[Span]:
-        """A stretch of text, cut at white-space tokens where the tokenizer has such."""
+    def text_spans(
+        self,
+        text: str,
+        at_start: bool,
+        is_inner: bool = False,
+        spots: tuple[tuple[str, Spot], ...] = (),
+    ) -> Iterable[Span]:
+        """A stretch of text, or what goes on of one, cut at white-space tokens where the tokenizer
+        has such."""
         if self._layout is None:
-            return (Span(text, None, at_start),) if text else ()
-        return self._laid_out(text, self._layout, at_start)
+            return (Span(text, None, at_start, is_inner, spots),) if text else ()
+        return self._laid_out(text, self._layout, at_start, is_inner, spots)
 
-    def _laid_out(self, text: str, layout: re.Pattern[str], at_start: bool) -> Iterator[Span]:
+    def _laid_out(
+        self,
+        text: str,
+        layout: re.Pattern[str],
+        at_start: bool,
+        is_inner: bool,
+        spots: tuple[tuple[str, Spot], ...],
+    ) -> Iterator[Span]:
         position = 0
         for match in layout.finditer(text):
             if match.start() > position:
-                yield Span(text[position : match.start()], at_start=at_start and position == 0)
+                between = text[position : match.start()]
+                yield Span(between, None, at_start, is_inner, spots)
+            at_start = is_inner = False
             yield Span(match.group(), self._by_content[match.group()].id)
             position = match.end()
         if position < len(text):
-            yield Span(text[position:], at_start=at_start and position == 0)
+            yield Span(text[position:], None, at_start, is_inner, spots)
 
     def _matches(
         self, mask: str, neighbours: Callable[[int, int], tuple[str, str]], flag: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from batchradix.errors import RowErrorCode
@@ -22,12 +23,14 @@ def read_conversation(
     system: str | None,
     *,
     may_continue: bool = True,
+    must_continue: bool = False,
 ) -> Conversation:
     """A row's messages (a list of dicts, or JSON text of one) for ``template``.
 
     ``system`` goes before the messages of a row that has no system message of its own. A last
     message of the assistant's is a prefill, to be continued, unless ``may_continue`` is False: then
-    the answer is a message after it. Raises `RowProblem`.
+    the answer is a message after it. With ``must_continue`` there has to be one. Raises
+    `RowProblem`.
     """
     listed = _listed(messages, "messages")
     if not listed:
@@ -35,8 +38,31 @@ def read_conversation(
     chat = [_message(message, i, template) for i, message in enumerate(listed)]
     if system is not None and not any(m["role"] in ("system", "developer") for m in chat):
         chat.insert(0, {"role": "system", "content": _for_template(system, template)})
+    for role in ("system", "developer", "tool"):
+        if any(message["role"] == role for message in chat) and template.leaves_out(role):
+            raise RowProblem(
+                RowErrorCode.UNSUPPORTED_CONTENT,
+                f"the model's chat template leaves {role} messages out without a word; put their "
+                f"text into a user message, or give another template with --chat-template",
+            )
+    if must_continue and chat[-1]["role"] != "assistant":
+        raise RowProblem(
+            RowErrorCode.BAD_VALUE,
+            f"'continue_final_message' is true and the last message is of the role "
+            f"{chat[-1]['role']}; end with the assistant's message that is to be continued, or "
+            f"leave the parameter out",
+        )
     prefill = may_continue and _is_prefill(chat[-1])
     return Conversation(messages=chat, tools=_tools(tools, template), prefill=prefill)
+
+
+def ends_with_assistant(messages: Any) -> bool:
+    """Whether the last of a row's messages, checked or not, is the assistant's."""
+    try:
+        last = _listed(messages, "messages")[-1]
+    except (RowProblem, IndexError):
+        return False
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def _listed(value: Any, name: str) -> list[Any]:
@@ -146,21 +172,36 @@ def _tool_calls(calls: Any, where: str, template: ChatTemplate) -> list[Any]:
             raise RowProblem(RowErrorCode.BAD_VALUE, f"{name} must be an object")
         made = plain(_without_nulls(call), name)
         holder = made.get("function", made)
-        if template.needs_argument_objects and isinstance(holder, dict):
-            holder["arguments"] = _as_object(holder.get("arguments"))
+        if not isinstance(holder, dict):
+            raise RowProblem(RowErrorCode.BAD_VALUE, f"{name}.function must be an object")
+        place = f"{name}.function.arguments" if "function" in made else f"{name}.arguments"
+        if template.needs_argument_objects:
+            holder["arguments"] = _as_object(holder.get("arguments"), place)
+        elif not isinstance(holder.get("arguments"), (str, dict, type(None))):
+            raise _no_arguments(place, holder["arguments"])
         out.append(made)
     return out
 
 
-def _as_object(arguments: Any) -> Any:
+def _as_object(arguments: Any, place: str) -> Any:
     """Arguments as an object, so that a template that writes JSON does not quote them twice."""
-    if not isinstance(arguments, str):
-        return {} if arguments is None else arguments
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
+    value = None
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(arguments)
+    if not isinstance(value, dict):
+        raise _no_arguments(place, arguments)
+    return value
+
+
+def _no_arguments(place: str, given: Any) -> RowProblem:
+    shown = repr(given)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return RowProblem(
+        RowErrorCode.BAD_VALUE, f"{place} must be an object or JSON text of one, not {shown}"
+    )
 
 
 def _tools(tools: Any, template: ChatTemplate) -> list[Any] | None:

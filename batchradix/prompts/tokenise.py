@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
 from batchradix.checkpoint.tokenizer import Tokenizer
-from batchradix.prompts.form import Part
-from batchradix.types import TokenTable
+from batchradix.prompts.guard import Span
+from batchradix.types import U32, TokenTable
+
+Part = Span | U32
+"""What is encoded as one, or token ids that are known."""
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Sequence[Part]]) -> TokenTable:
     """Token ids of each prompt, one table row a prompt; no parts, no tokens.
 
-    Equal stretches of text (what rows of a batch have from the template) are encoded once.
     Texts must hold no lone surrogates.
     """
-    numbers: dict[tuple[str, bool], int] = {}
-    parts: list[int | tuple[int, ...]] = []  # ids, or the number of a text
-    for part in chain.from_iterable(prompts):
-        if isinstance(part, tuple):
-            parts.append(part)
-        elif part.token_id is not None:
-            parts.append((part.token_id,))
-        else:
-            parts.append(numbers.setdefault((part.text, part.at_start), len(numbers)))
-    texts = [text for text, _ in numbers]
-    encoded = tokenizer.encode_plain(texts, [start for _, start in numbers]) if texts else []
-    chunks = [encoded[part] if isinstance(part, int) else part for part in parts]
-    ends = np.zeros(len(chunks) + 1, dtype=np.int64)  # in tokens, of each chunk
-    np.cumsum(np.fromiter(map(len, chunks), np.int64, len(chunks)), out=ends[1:])
-    rows = np.zeros(len(prompts) + 1, dtype=np.int64)  # in chunks, of each prompt
-    np.cumsum(np.fromiter(map(len, prompts), np.int64, len(prompts)), out=rows[1:])
-    offsets = ends[rows]
-    values = np.fromiter(chain.from_iterable(chunks), dtype=np.uint32, count=int(offsets[-1]))
-    return TokenTable(values, offsets)
+    spans = [part for part in chain.from_iterable(prompts) if isinstance(part, Span)]
+    texts: dict[Span, list[int]] = {span: [] for span in spans if span.token_id is None}
+    outer = [span for span in texts if not span.is_inner]
+    inner = [span for span in texts if span.is_inner]
+    found = tokenizer.encode_plain([s.text for s in outer], [s.at_start for s in outer])
+    texts.update(zip(outer, found, strict=True))
+    texts.update(zip(inner, tokenizer.encode_inner([s.text for s in inner]), strict=True))
+    chunks = [
+        part
+        if not isinstance(part, Span)
+        else np.array(texts[part] if part.token_id is None else [part.token_id], dtype=np.uint32)
+        for part in chain.from_iterable(prompts)
+    ]
+    return joined(chunks, [0, *accumulate(map(len, prompts))])
+
+
+def joined(chunks: Sequence[U32], ends: Sequence[int]) -> TokenTable:
+    """A table of which row ``r`` is the chunks ``[ends[r], ends[r + 1])``, uint32 each."""
+    sizes = np.zeros(len(chunks) + 1, dtype=np.int64)  # in tokens
+    np.cumsum(np.fromiter(map(len, chunks), np.int64, len(chunks)), out=sizes[1:])
+    values = np.concatenate([np.zeros(0, dtype=np.uint32), *chunks])
+    return TokenTable(values, sizes[np.array(ends, dtype=np.int64)])

@@ -20,10 +20,12 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptView:
-    """One row's prompt as `preview` shows it; without spans where the row has an ``error``."""
+    """One row's prompt as `preview` shows it; without spans where the row has an ``error``.
+    ``thinks``: the row thinks before it answers."""
 
     spans: tuple[SpanView, ...] = ()
     error: RowError | None = None
+    thinks: bool = False
 
     @property
     def ids(self) -> tuple[int, ...]:

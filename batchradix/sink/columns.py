@@ -56,6 +56,7 @@ def result_schema(
     keep: pa.Schema | None = None,
     unnest: bool = False,
     keep_truncated: bool = False,
+    has_reasoning: bool = False,
     has_samples: bool = False,
     metadata: Mapping[str, str],
 ) -> pa.Schema:
@@ -65,11 +66,13 @@ def result_schema(
     (ok, truncated, error); ``value`` of ``value_type``, absent when that is None, with
     ``unnest`` one column a field of it instead; ``probabilities`` list of struct of choice and
     probability, absent when ``choices`` is None; with ``keep_truncated`` ``cut`` string, the
-    JSON pointer of the first field that was cut short; ``text`` large_string; ``error`` null or
-    struct of code and message; ``finish_reason`` string; ``prompt_tokens``,
-    ``cached_tokens``, ``completion_tokens`` int32; with ``has_samples`` ``samples``, a list of
-    structs of what each answer to the row has of its own; then the columns of ``keep``, whose
-    dictionary indices become int32 so that the dictionaries of all batches fit together.
+    JSON pointer of the first field that was cut short; ``text`` large_string; with
+    ``has_reasoning`` ``reasoning`` large_string, null where there was no thinking; ``error`` null
+    or struct of code and message; ``finish_reason`` string; ``prompt_tokens``, ``cached_tokens``,
+    ``completion_tokens`` int32, and with ``has_reasoning`` ``reasoning_tokens``; with
+    ``has_samples`` ``samples``, a list of structs of what each answer to the row has of its own;
+    then the columns of ``keep``, whose dictionary indices become int32 so that the dictionaries of
+    all batches fit together.
     ``metadata`` becomes the schema's metadata.
 
     Raises `OptionError` when a name would occur twice, ``unnest`` finds no object, or
@@ -85,11 +88,13 @@ def result_schema(
     after = [pa.field(CUT, pa.string())] if keep_truncated else []
     after += [
         pa.field("text", pa.large_string()),
+        *([pa.field("reasoning", pa.large_string())] if has_reasoning else []),
         pa.field("error", _ERROR_TYPE),
         pa.field("finish_reason", pa.string()),
         pa.field("prompt_tokens", pa.int32()),
         pa.field("cached_tokens", pa.int32()),
         pa.field("completion_tokens", pa.int32()),
+        *([pa.field("reasoning_tokens", pa.int32())] if has_reasoning else []),
     ]
     if choices is not None:
         after.insert(0, probabilities_field(choices))
@@ -145,6 +150,7 @@ def shard_schema(
     id_type: pa.DataType,
     value_type: pa.DataType | None,
     choices: Sequence[str] | None = None,
+    has_reasoning: bool = False,
     job: str = "",
 ) -> pa.Schema:
     """The schema of a shard: result columns, the answer nested, and ``content_key``.
@@ -159,6 +165,7 @@ def shard_schema(
         value_type=plain,
         choices=choices,
         keep_truncated=value_type is not None,
+        has_reasoning=has_reasoning,
         metadata={"batchradix.job": job},
     )
     return schema.append(CONTENT_KEY)
@@ -185,6 +192,8 @@ def results_to_batch(
         "prompt_tokens": lambda r: r.prompt_tokens,
         "cached_tokens": lambda r: r.cached_tokens,
         "completion_tokens": lambda r: r.completion_tokens,
+        "reasoning": lambda r: r.reasoning,
+        "reasoning_tokens": lambda r: r.reasoning_tokens,
         "content_key": lambda r: r.content_key,
     }
     values = None

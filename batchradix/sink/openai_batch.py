@@ -111,6 +111,7 @@ class OpenAIBatchWriter(Writer):
                 "completion_tokens": completion,
                 "total_tokens": prompt + completion,
                 "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
+                **_thinking_usage(row),
             },
             "system_fingerprint": self._fingerprint,
         }
@@ -131,6 +132,8 @@ class OpenAIBatchWriter(Writer):
         self, row: dict[str, Any], number: int, sample: dict[str, Any]
     ) -> dict[str, Any]:
         message = {"role": "assistant", "content": sample["text"], "refusal": None}
+        if sample.get("reasoning") is not None:
+            message["reasoning_content"] = sample["reasoning"]
         reason = _finish_reason(sample)
         calls = list(self._calls(row, number, sample))
         if calls:
@@ -153,6 +156,11 @@ class OpenAIBatchWriter(Writer):
     def _before_calls(self, text: str) -> str | None:
         marker = self._style.marker
         return text[: text.find(marker)].strip() or None if marker else None
+
+
+def _thinking_usage(row: dict[str, Any]) -> dict[str, Any]:
+    num_tokens = row.get("reasoning_tokens")
+    return {"completion_tokens_details": {"reasoning_tokens": num_tokens}} if num_tokens else {}
 
 
 def _samples(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,7 +12,16 @@ import pyarrow.compute as pc
 from batchradix.types import I64, Status
 
 SAMPLES = "samples"
-_PARTS = ("status", "value", "text", "error", "finish_reason", "completion_tokens")
+_PARTS = (
+    "status",
+    "value",
+    "text",
+    "reasoning",
+    "error",
+    "finish_reason",
+    "completion_tokens",
+    "reasoning_tokens",
+)
 _RANK = {Status.OK.value: 0, Status.TRUNCATED.value: 1, Status.ERROR.value: 2}
 
 
@@ -27,7 +36,8 @@ def fold_samples(batches: Iterator[pa.RecordBatch], starts: I64) -> Iterator[pa.
 
     ``starts``: int64[num_rows + 1], where each input row's samples begin. A row is as bad as its
     worst sample and shows the first of those; ``cached_tokens`` are those of the first sample,
-    ``completion_tokens`` those of all. Values of truncated samples are null.
+    ``completion_tokens`` and ``reasoning_tokens`` those of all. Values of truncated samples are
+    null.
     """
     group, row = 0, 0  # the first input row that is not out yet, and its first sample
     rest: pa.RecordBatch | None = None
@@ -50,9 +60,11 @@ def _folded(batch: pa.RecordBatch, offsets: I64) -> pa.RecordBatch:
     is_worst = ranks == np.repeat(worst, np.diff(offsets))
     shown = np.minimum.reduceat(np.where(is_worst, np.arange(len(ranks)), len(ranks)), firsts)
     folded = batch.take(pa.array(shown))
-    totals = np.add.reduceat(batch.column("completion_tokens").to_numpy(), firsts)
-    cached = batch.column("cached_tokens").to_numpy()[firsts]
-    for name, numbers in (("completion_tokens", totals), ("cached_tokens", cached)):
+    counts = {"cached_tokens": batch.column("cached_tokens").to_numpy()[firsts]}
+    for name in ("completion_tokens", "reasoning_tokens"):
+        if name in batch.schema.names:
+            counts[name] = np.add.reduceat(batch.column(name).to_numpy(), firsts)
+    for name, numbers in counts.items():
         index = folded.schema.get_field_index(name)
         array = pa.array(numbers.astype(np.int32))
         folded = folded.set_column(index, folded.schema.field(index), array)

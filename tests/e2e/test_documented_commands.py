@@ -172,6 +172,20 @@ def test_the_command_of_the_page_on_runs_measures_and_keeps_what_auto_goes_by(
     assert said[-1].endswith(str(table))
 
 
+def test_the_job_of_the_page_on_prompts_thinks_first(
+    thinker_folder: MakeTinyModel, tmp_path: Path
+) -> None:
+    shutil.copytree(thinker_folder("switch"), tmp_path / "Qwen3-4B")
+    [rows] = blocks("docs/prompts.md", "json")
+    (tmp_path / "chats.jsonl").write_text(f"{rows}\n")
+    [command] = blocks("docs/prompts.md", "sh")
+    done = run(installed_command(command), tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(tmp_path / "answers.parquet")
+    assert table["reasoning"].to_pylist() == ["um"] * 2
+    assert set(table["value"].to_pylist()) <= {"2", "4", "6", "8"}
+
+
 def test_the_check_of_the_page_on_gpus_runs_on_a_cpu_without_what_is_not_named(
     tmp_path: Path,
 ) -> None:

@@ -112,6 +112,13 @@ def test_quantised_layers_are_refused_off_the_cpu() -> None:
         settle(EngineOptions(quantize="int8", device="cuda:1"))
 
 
+def test_kept_weights_need_bfloat16_and_leave_more_for_the_pool() -> None:
+    kept = settle(EngineOptions(quantize="keep"), kept_weight_bytes=10**7)
+    assert kept.kv_tokens == int((10**9 - 10**7) * 0.4) // 2000
+    with pytest.raises(OptionError, match="quantize keep multiplies in bfloat16, not in float32"):
+        settle(EngineOptions(quantize="keep", dtype="float32"))
+
+
 def test_the_pool_takes_two_fifths_of_what_the_weights_leave() -> None:
     assert settle(EngineOptions()).kv_tokens == int((10**9 - 5 * 10**7) * 0.4) // 2000
     float32 = settle(EngineOptions(dtype="float32"))

@@ -157,6 +157,11 @@ class RepetitionGuard:
             yield part
 
 
+def goes_in_circles(token_ids: Sequence[int]) -> bool:
+    """Whether free text of these tokens repeats itself; looks at every 16th token."""
+    return len(token_ids) % CHECKED_EVERY == 0 and _num_repeating(token_ids) > 0
+
+
 def _num_repeating(token_ids: Sequence[int]) -> int:
     """How many tokens at the end are one short stretch again and again; 0 where too few."""
     count = len(token_ids)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
-from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear
+from batchradix.engine.layers.gated import GatedLinear, OneStep, TwoSteps
+from batchradix.engine.layers.linear import Bf16Linear, GroupedLinear, Int8Linear, Linear
 from batchradix.engine.layers.norm import NormBefore, RMSNorm
 from batchradix_kernels.decoder import DecoderLayer, Weight
 from batchradix_kernels.swiglu import SILU
@@ -23,14 +23,14 @@ def fused_layer(
 ) -> DecoderLayer | None:
     """The parts, still used by their owners too; None where some other library multiplies, or
     where no kernel is for this dtype or device."""
-    linears: list[Bf16Linear | Int8Linear] = []
+    linears: list[Bf16Linear | GroupedLinear | Int8Linear] = []
     if isinstance(gate_up, TwoSteps) and gate_up.gating != SILU:
         return None
     if not isinstance(input_norm, RMSNorm) or not isinstance(mlp_norm, RMSNorm):
         return None
     for part in (qkv, o, gate_up, down):
-        linear = part.linear if isinstance(part, Bf16Gated | TwoSteps) else part
-        if not isinstance(linear, Bf16Linear | Int8Linear):
+        linear = part.linear if isinstance(part, OneStep | TwoSteps) else part
+        if not isinstance(linear, Bf16Linear | GroupedLinear | Int8Linear):
             return None
         linears.append(linear)
     weights: list[Weight] = [linear.weight for linear in linears]

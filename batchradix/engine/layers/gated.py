@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-
 from batchradix.checkpoint.model_config import Activation, ClampedSwiglu
-from batchradix.engine.layers.linear import Bf16Linear, Linear, Rows
+from batchradix.engine.layers.linear import Bf16Linear, GroupedLinear, Linear, Rows
 from batchradix_kernels.quantise_rows import quantise_rows
 from batchradix_kernels.swiglu import SILU, Gating, swiglu, swiglu_int8
 
@@ -44,13 +42,14 @@ class TwoSteps:
         return (swiglu_int8 if to_int8 else swiglu)(gate_up, self.gating)
 
 
-class Bf16Gated:
-    """Both in one kernel; gates are not rounded before they are applied."""
+class OneStep:
+    """Both in one kernel, that of a gated ``linear``; gates are not rounded before they are
+    applied."""
 
     is_quantised = False
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.linear = Bf16Linear(weight, bias, gated=True)
+    def __init__(self, linear: Bf16Linear | GroupedLinear) -> None:
+        self.linear = linear
 
     def __call__(self, x: Rows, *, to_int8: bool) -> Rows:
         out = self.linear(x)

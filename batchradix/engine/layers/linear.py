@@ -5,6 +5,7 @@ A packed weight is 1.3 to 2 times faster for the few rows of a decode step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from batchradix_kernels import bf16_linear as bf16
+from batchradix_kernels.grouped_linear import GroupedWeight, Groups, grouped_linear
 from batchradix_kernels.int8_linear import Int8Weight, int8_linear
 from batchradix_kernels.quantise_rows import QuantisedRows, quantise_rows
 
@@ -77,6 +79,31 @@ class Bf16Linear:
     def __call__(self, x: Rows) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         return bf16.bf16_linear(x, self.weight, self.dtype)
+
+
+class GroupedLinear:
+    """The layer with its weights as a file holds them, in 4 or 8 bits with scales a group of
+    inputs; results are those of `Bf16Linear` with the same numbers, to the last bit.
+
+    ``parts``: weights side by side, not kept. ``dtype`` and ``gated`` as there.
+    """
+
+    is_quantised = False
+
+    def __init__(
+        self,
+        parts: Sequence[Groups],
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        gated: bool = False,
+    ) -> None:
+        self.weight = GroupedWeight(parts, bias, gated=gated)
+        self.dtype = dtype
+
+    def __call__(self, x: Rows) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        return grouped_linear(x, self.weight, self.dtype)
 
 
 class PlainLinear:

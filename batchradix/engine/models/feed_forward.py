@@ -148,7 +148,7 @@ def _experts(
         )
     if weights.device.type != "cpu" or serves(weights.device):
         return _stacked(names, hidden, size, weights).experts()
-    is_plain = weights.dtype == torch.bfloat16 and not weights.is_quantised
+    is_plain = weights.dtype == torch.bfloat16 and not (weights.is_quantised or weights.keeps)
     if is_plain and PackedExperts.serves(hidden, size):
         return PackedExperts(_one_by_one(names, hidden, size, weights))
     return LoopExperts([MLP(weights, of_expert, hidden, size) for of_expert in names])

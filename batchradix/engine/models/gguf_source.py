@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from batchradix.checkpoint.model_config import ModelConfig
+from batchradix.engine.models.gguf_groups import read_groups
 from batchradix.errors import ModelError
+from batchradix_kernels.grouped_linear import Groups
 
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -75,15 +77,26 @@ class GgufSource:
 
     def read(self, name: str) -> torch.Tensor:
         tensor = self._dequantised(name, self._tensors[name].data)
-        for part, num_heads in self._interleaved_heads.items():
-            if part in name and tensor.shape[0] % (2 * num_heads) == 0:
-                pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
-                return pairs.transpose(1, 2).reshape(tensor.shape)
-        return tensor
+        order = self._order(name, tensor.shape[0])
+        return tensor if order is None else tensor[order]
+
+    def read_groups(self, name: str) -> Groups | None:
+        """The matrix as it is held; None for floats and what is held otherwise."""
+        stored = self._tensors[name]
+        groups = read_groups(stored.data, stored.tensor_type.name)
+        order = None if groups is None else self._order(name, groups.shape[0])
+        return groups if groups is None or order is None else groups.take_rows(order)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Not for q and k, whose rows stand in another order in the file."""
         return self._dequantised(name, self._tensors[name].data[list(rows)])
+
+    def _order(self, name: str, num_rows: int) -> torch.Tensor | None:
+        """int64[num_rows], where rows stand half beside half; None where they do in the file."""
+        for part, num_heads in self._interleaved_heads.items():
+            if part in name and num_rows % (2 * num_heads) == 0:
+                return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
+        return None
 
     def _dequantised(self, name: str, data: NDArray[Any]) -> torch.Tensor:
         from gguf import dequantize

@@ -142,15 +142,7 @@ class Llama:
             for i in range(config.num_layers)
         ]
         self.norm = norm_of(config, weights, "model.norm")
-        if config.tie_embeddings:
-            rows: WeightRows = TableRows(table)
-        else:
-            table = weights.take("lm_head.weight", table_size)
-            rows = TableRows(table)
-            if is_repacked(table):
-                rows = StoredRows(partial(weights.read_rows, "lm_head.weight"))
-        head = make_linear(table, batch_invariant=weights.batch_invariant, prefer_float32=True)
-        self.head = OutputHead(head, rows, config.logit_scale, config.logit_softcap)
+        self.head = _make_head(config, weights, table)
         self._decoder = _make_decoder(config, self.layers, weights.dtype)
         unused = ["lm_head.weight"] if config.tie_embeddings else []
         for extra in range(config.num_prediction_layers):
@@ -197,6 +189,22 @@ class Llama:
 def norm_of(config: ModelConfig, weights: Weights, name: str) -> RMSNorm:
     """A norm over hidden states."""
     return RMSNorm(weights.norm(f"{name}.weight", config.hidden_size, config), config.rms_norm_eps)
+
+
+def _make_head(config: ModelConfig, weights: Weights, embeddings: torch.Tensor) -> OutputHead:
+    name = "model.embed_tokens" if config.tie_embeddings else "lm_head"
+    stored = StoredRows(partial(weights.read_rows, f"{name}.weight"))
+    rows: WeightRows = TableRows(embeddings) if config.tie_embeddings else stored
+    finish = (config.logit_scale, config.logit_softcap)
+    kept = weights.kept_head(name, config.vocab_size, config.hidden_size)
+    if kept is not None:
+        return OutputHead(kept, rows, *finish)
+    table = embeddings
+    if not config.tie_embeddings:
+        table = weights.take(f"{name}.weight", (config.vocab_size, config.hidden_size))
+        rows = stored if is_repacked(table) else TableRows(table)
+    head = make_linear(table, batch_invariant=weights.batch_invariant, prefer_float32=True)
+    return OutputHead(head, rows, *finish)
 
 
 def _make_decoder(

@@ -16,18 +16,26 @@ import torch
 from batchradix.checkpoint.checkpoint import Checkpoint
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
-from batchradix.engine.layers.gated import Bf16Gated, GatedLinear, TwoSteps
-from batchradix.engine.layers.linear import Bf16Linear, Int8Linear, Linear, make_linear
-from batchradix.engine.models.fp8_source import Fp8Source
+from batchradix.engine.layers.gated import GatedLinear, OneStep, TwoSteps
+from batchradix.engine.layers.linear import (
+    Bf16Linear,
+    GroupedLinear,
+    Int8Linear,
+    Linear,
+    make_linear,
+)
 from batchradix.engine.models.gguf_source import GgufSource
+from batchradix.engine.models.lora_source import LoraSource
+from batchradix.engine.models.packed_source import PackedSource
 from batchradix.engine.models.rope_order import HalvedRope, PartialRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
-from batchradix.engine.models.source import TensorSource
+from batchradix.engine.models.source import GroupedSource, TensorSource
 from batchradix.engine.models.split_source import SplitSource
 from batchradix.engine.models.stacked_experts import StackedExperts
 from batchradix.engine.models.staging import Staging
 from batchradix.engine.models.text_source import TextSource
 from batchradix.errors import ModelError
+from batchradix_kernels.grouped_linear import Groups, serves
 from batchradix_kernels.swiglu import SILU, Gating
 
 # What files carry beside the weights: tables that are computed anew.
@@ -35,20 +43,21 @@ _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.w
 
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
-    """Raises `ModelError` when a file is missing or damaged."""
+    """Raises `ModelError` when a file is missing or damaged, or an adapter is another model's."""
     config = checkpoint.config
     source: TensorSource
     if checkpoint.format == "gguf":
         source = GgufSource(checkpoint.weight_files, config)
     else:
-        files = SafetensorsSource(checkpoint.weight_files)
-        source = files
-        if config.fp8_block is not None:
-            source = Fp8Source(files, config.fp8_block)
+        source = files = SafetensorsSource(checkpoint.weight_files)
+        if config.stored is not None:
+            source = PackedSource(files, config.stored)
         elif config.moe is not None and config.moe.stacked_files:
             source = StackedExperts(files, config)
     if config.text_part:
         source = TextSource(source)
+    if checkpoint.adapter is not None:
+        source = LoraSource(source, checkpoint.adapter, config)
     if config.fused_files:
         source = SplitSource(source, config)
     if config.mla is not None and config.mla.rope_interleaved:
@@ -60,7 +69,7 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
 
 class Weights:
     """Hands out each tensor once, checked for shape, in one dtype on one device; the weights
-    of linear layers quantised from what the file holds.
+    of linear layers quantised, or kept as the file holds them.
 
     ``staging`` takes tensors to the device, unless it is given one of its own for any but the CPU.
     """
@@ -84,11 +93,17 @@ class Weights:
             staging = Staging(device)
         self._staging = staging
         self._taken: set[str] = set()
+        self.num_kept = 0  # weights that stay as the file holds them
 
     @property
     def is_quantised(self) -> bool:
         """Whether linear layers are in 8 bits."""
         return self._quantize == "int8"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether weights that are held in few bits stay so, where a kernel serves."""
+        return self._quantize == "keep"
 
     def take(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None
@@ -144,10 +159,19 @@ class Weights:
     ) -> Linear:
         """One layer [T, in_size] → [T, sum(out_sizes)] from layers side by side; ``bias`` says
         which of them have one."""
+        groups = self._groups(names, out_sizes, in_size)
+        if groups is not None:
+            return GroupedLinear(groups, self._biases(names, out_sizes, bias=bias))
         weight, biases = self._side_by_side(names, out_sizes, in_size, bias=bias)
         if self.is_quantised:
             return Int8Linear(weight, biases, self.dtype)
         return make_linear(weight, biases, batch_invariant=self.batch_invariant)
+
+    def kept_head(self, name: str, vocab_size: int, in_size: int) -> Linear | None:
+        """The output layer as the file holds it, with results in float32; None where it is not
+        kept."""
+        groups = self._groups([name], [vocab_size], in_size)
+        return None if groups is None else GroupedLinear(groups, dtype=torch.float32)
 
     def gated_linear(
         self,
@@ -160,11 +184,17 @@ class Weights:
     ) -> GatedLinear:
         """The layers of the gates and of what they gate, in this order; SwiGLU unless ``gating``
         says otherwise."""
-        weight, biases = self._side_by_side(names, [out_size, out_size], in_size, bias=bias)
+        sizes, is_swiglu = [out_size, out_size], gating == SILU
+        groups = self._groups(names, sizes, in_size, gated=is_swiglu)
+        if groups is not None:
+            biases = self._biases(names, sizes, bias=bias)
+            kept = GroupedLinear(groups, biases, gated=is_swiglu)
+            return OneStep(kept) if is_swiglu else TwoSteps(kept, gating)
+        weight, biases = self._side_by_side(names, sizes, in_size, bias=bias)
         if self.is_quantised:
             return TwoSteps(Int8Linear(weight, biases, self.dtype), gating)
-        if gating == SILU and Bf16Linear.serves(weight, gated=True):
-            return Bf16Gated(weight, biases)
+        if is_swiglu and Bf16Linear.serves(weight, gated=True):
+            return OneStep(Bf16Linear(weight, biases, gated=True))
         return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant), gating)
 
     def _side_by_side(
@@ -181,16 +211,47 @@ class Weights:
             [(size, in_size) for size in out_sizes],
             torch.float32 if self.is_quantised else None,
         )
+        return weight, self._biases(names, out_sizes, bias=bias)
+
+    def _biases(
+        self, names: Sequence[str], out_sizes: Sequence[int], *, bias: bool | Sequence[bool]
+    ) -> torch.Tensor | None:
         has_bias = [bias] * len(names) if isinstance(bias, bool) else bias
         if not any(has_bias):
-            return weight, None
+            return None
         biases = torch.zeros(sum(out_sizes), dtype=self.dtype, device=self.device)
         for name, part, has in zip(
             names, torch.split(biases, list(out_sizes)), has_bias, strict=True
         ):
             if has:
                 self.fill(f"{name}.bias", part)
-        return weight, biases
+        return biases
+
+    def _groups(
+        self,
+        names: Sequence[str],
+        out_sizes: Sequence[int],
+        in_size: int,
+        *,
+        gated: bool = False,
+    ) -> list[Groups] | None:
+        """The weights of layers side by side, where all of them are kept as they are held."""
+        source = self._source
+        is_bf16 = self.device.type == "cpu" and self.dtype == torch.bfloat16
+        if not (self.keeps and is_bf16 and isinstance(source, GroupedSource)):
+            return None
+        found = []
+        for name, size in zip(names, out_sizes, strict=True):
+            path = f"{name}.weight"
+            groups = source.read_groups(path) if path in source.files else None
+            if groups is None or groups.shape != (size, in_size):
+                return None  # whoever reads it will say what is wrong
+            found.append(groups)
+        if not serves(found, gated=gated):
+            return None
+        self._taken.update(f"{name}.weight" for name in names)
+        self.num_kept += len(names)
+        return found
 
     def finish(self, *, unused: Iterable[str] = ()) -> None:
         """Waits for what is on its way to the device; nothing may be taken afterwards.

@@ -94,4 +94,12 @@ def load_model(
         quantize=quantize,
         batch_invariant=batch_invariant,
     )
-    return FAMILIES[config.architecture](config, weights)
+    model = FAMILIES[config.architecture](config, weights)
+    if quantize == "keep" and weights.num_kept == 0:
+        raise ModelError(
+            f"`quantize` keep found no layer of {checkpoint.name} to keep as it is: it takes GGUF "
+            f"files of Q4_0 to Q8_0 and Q4_K to Q6_K, AWQ, GPTQ and packed integers, in bfloat16, "
+            f"on a CPU that multiplies it (AVX512-BF16, AMX), with the C kernels built; leave it "
+            f"out"
+        )
+    return model

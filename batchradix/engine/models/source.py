@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+
+from batchradix_kernels.grouped_linear import Groups
 
 
 class TensorSource(Protocol):
@@ -23,4 +25,13 @@ class TensorSource(Protocol):
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Those rows of a matrix, [len(rows), ...]; nothing else is read."""
+        ...
+
+
+@runtime_checkable
+class GroupedSource(TensorSource, Protocol):
+    """A source some of whose matrices are held in few bits with scales a group of inputs."""
+
+    def read_groups(self, name: str) -> Groups | None:
+        """What `read` would widen; None where that is not how the matrix is held."""
         ...

@@ -1,4 +1,5 @@
 #include "avx512.h"
+#include "groups.h"
 #include "operations.h"
 #include "panels.h"
 #include "tiles.h"
@@ -15,6 +16,8 @@ struct bf16_linear {
     int64_t num_rows, in_size, out_size;
     int kind;  /* of `out` */
     int gated; /* left blocks are gates, right blocks what they are multiplied with */
+    const struct bx_groups *groups; /* of all blocks, in place of `packed`, or NULL */
+    uint16_t *panel;                /* then: this thread's room for one, widened */
 };
 
 #if defined(__x86_64__)
@@ -59,15 +62,31 @@ BX_TARGET_BF16 BX_INLINE void finish_sums(const struct bf16_linear *c, struct su
     s->next = last;
 }
 
-BX_INLINE const uint16_t *block_at(const struct bf16_linear *c, int64_t column)
+/* The panel that begins at `column`. */
+BX_TARGET_BF16 BX_INLINE const uint16_t *panel_at(const struct bf16_linear *c, int64_t column)
 {
-    return c->packed + column * c->in_size;
+    if (!c->groups)
+        return c->packed + column * c->in_size;
+    return c->panel;
+}
+
+/* Called before a panel is multiplied by rows. */
+BX_TARGET_BF16 BX_INLINE void begin_panel(const struct bf16_linear *c, int64_t column)
+{
+    if (c->groups)
+        bx_widen_panel(c->groups + column / BX_BLOCK, c->in_size, c->panel);
+}
+
+/* Bytes of the next panel that are worth fetching ahead; those of groups are read in order. */
+BX_INLINE int64_t panel_bytes(const struct bf16_linear *c)
+{
+    return c->groups ? 0 : c->in_size * BX_PANEL * (int64_t)sizeof *c->packed;
 }
 
 BX_TARGET_BF16 BX_INLINE void rows_bf16(const struct bf16_linear *c, int64_t column, int64_t row,
                                         const int rows)
 {
-    const uint16_t *left = block_at(c, column), *right = block_at(c, column + BX_BLOCK);
+    const uint16_t *left = panel_at(c, column), *right = left + BX_BLOCK * c->in_size;
     const uint16_t *x = c->x + row * c->in_size;
     __m512 sums[FEW_ROWS][2];
 #pragma GCC unroll 8
@@ -103,6 +122,7 @@ BX_TARGET_BF16 static void panels_bf16(const void *context, int64_t begin, int64
     const struct bf16_linear *c = context;
     for (int64_t column = begin * BX_PANEL; column < end * BX_PANEL; column += BX_PANEL) {
         int64_t row = first;
+        begin_panel(c, column);
         for (; row + FEW_ROWS <= last; row += FEW_ROWS)
             rows_bf16(c, column, row, FEW_ROWS);
         for (; row + 2 <= last; row += 2)
@@ -120,7 +140,9 @@ BX_TARGET_BF16 static void panels_bf16(const void *context, int64_t begin, int64
 
 static void task(void *context, int thread, int num_threads)
 {
-    const struct bf16_linear *c = context;
+    struct bf16_linear own = *(const struct bf16_linear *)context, *c = &own;
+    if (c->groups)
+        c->panel += thread * c->in_size * BX_PANEL;
     int64_t row_bytes = c->in_size * (int64_t)sizeof *c->x;
     bx_panels_function multiply = panels_bf16;
 #if defined(BX_HAS_AMX)
@@ -154,7 +176,7 @@ void bx_bf16_linear_share(const uint16_t *x, const uint16_t *packed, const float
                           int thread, int num_threads)
 {
 #if defined(__x86_64__)
-    struct bf16_linear c = {x, packed, bias, out, num_rows, in_size, out_size, kind, gated};
+    struct bf16_linear c = {x, packed, bias, out, num_rows, in_size, out_size, kind, gated, NULL, NULL};
     if (num_rows > 0)
         task(&c, thread, num_threads);
 #endif
@@ -167,7 +189,21 @@ BX_EXPORT void bx_bf16_linear(const uint16_t *x, const uint16_t *packed, const f
                               int kind, int gated, int threads)
 {
 #if defined(__x86_64__)
-    struct bf16_linear c = {x, packed, bias, out, num_rows, in_size, out_size, kind, gated};
+    struct bf16_linear c = {x, packed, bias, out, num_rows, in_size, out_size, kind, gated, NULL, NULL};
+    bx_parallel_panels(task, &c, out_size * in_size * num_rows, threads);
+#endif
+}
+
+/* As `bx_bf16_linear`, of a weight whose columns are in groups: `groups` of all blocks of 16, an
+ * even number. `panels`: bfloat16[threads][in_size][32], written over. */
+BX_EXPORT void bx_grouped_linear(const uint16_t *x, const struct bx_groups *groups,
+                                 const float *bias, void *out, int64_t num_rows, int64_t in_size,
+                                 int64_t out_size, int kind, int gated, uint16_t *panels,
+                                 int threads)
+{
+#if defined(__x86_64__)
+    struct bf16_linear c = {x,        NULL, bias,  out,    num_rows, in_size,
+                            out_size, kind, gated, groups, panels};
     bx_parallel_panels(task, &c, out_size * in_size * num_rows, threads);
 #endif
 }

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from batchradix_kernels.bf16_linear import Bf16Weight
+from batchradix_kernels.grouped_linear import PANEL, GroupedWeight
 from batchradix_kernels.int8_linear import Int8Weight
 from batchradix_kernels.native import FLOATS, KINDS, library
 from batchradix_kernels.tree_attention.cpu import CpuTreePlan, PairedPool
 
 __all__ = ["CpuDecoder", "DecoderLayer"]
 
-Weight = Bf16Weight | Int8Weight
+Weight = Bf16Weight | GroupedWeight | Int8Weight
 
 
 class _Linear(ctypes.Structure):
@@ -28,6 +29,7 @@ class _Linear(ctypes.Structure):
 
     _fields_ = (
         ("packed", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("in_size", ctypes.c_int64),
@@ -81,6 +83,7 @@ class _Step(ctypes.Structure):
         ("gate_up", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
+        ("panels", ctypes.c_void_p),
     )
 
 
@@ -89,9 +92,9 @@ class DecoderLayer:
     """The weights of a layer; norms are of the activations' dtype.
 
     ``head_norms``: weights [E] of query and of key heads. ``qkv`` gives query, key and value
-    heads side by side; ``gate_up`` is gated where it is bfloat16, else gates and then what they
-    gate. ``biases``: of `qkv`, `o`, `gate_up` and `down` where those are int8. ``sinks``:
-    float32[H], as in `CpuTreeAttention.run`.
+    heads side by side; ``gate_up`` is gated unless it is int8: gates and then what they gate.
+    ``biases``: of `qkv`, `o`, `gate_up` and `down` where those are int8. ``sinks``: float32[H],
+    as in `CpuTreeAttention.run`.
     """
 
     input_norm: torch.Tensor
@@ -112,7 +115,7 @@ class DecoderLayer:
         """Whether `CpuDecoder` computes it with activations of ``dtype``."""
         if dtype not in FLOATS or not self.input_norm.is_cpu:
             return False
-        if isinstance(self.gate_up, Bf16Weight) and not self.gate_up.is_gated:
+        if not isinstance(self.gate_up, Int8Weight) and not self.gate_up.is_gated:
             return False
         return all(
             weight.is_packed if isinstance(weight, Int8Weight) else dtype == torch.bfloat16
@@ -155,7 +158,7 @@ class CpuDecoder:
         self._dtype = dtype
         self._width = num_heads * head_dim
         self._scratch: dict[str, torch.Tensor] = {}
-        self._num_rows = 0
+        self._num_rows = self._num_threads = 0
 
     def run(
         self,
@@ -179,7 +182,7 @@ class CpuDecoder:
         assert all(plan.argument.num_tokens == num_tokens for plan in plans)
         addresses = [ctypes.addressof(plan.argument) for plan in plans]
         plan_table = (ctypes.c_void_p * len(plans))(*addresses)
-        scratch = self._make_scratch(num_tokens)
+        scratch = self._make_scratch(num_tokens, plans[0].argument.num_threads)
         side = pool.storage[0, 0]
         step = _Step(
             plans=ctypes.addressof(plan_table),
@@ -193,8 +196,8 @@ class CpuDecoder:
         self._library.bx_decode(ctypes.byref(self._decoder), ctypes.byref(step))
         return x.add_(scratch["left"][: x.numel()].view(x.shape))
 
-    def _make_scratch(self, num_rows: int) -> dict[str, torch.Tensor]:
-        if num_rows > self._num_rows:
+    def _make_scratch(self, num_rows: int, num_threads: int) -> dict[str, torch.Tensor]:
+        if num_rows > self._num_rows or num_threads > self._num_threads:
             self._scratch, self._num_rows = {}, 0  # where there is no memory for more, none is left
             first = self._layers[0]
             widths = {
@@ -209,19 +212,39 @@ class CpuDecoder:
                 for name, width in widths.items()
             }
             scratch["scales"] = torch.empty(num_rows)
+            scratch["panels"] = self._make_panels(num_threads)
             self._scratch, self._num_rows = scratch, num_rows
+            self._num_threads = num_threads
         return self._scratch
+
+    def _make_panels(self, num_threads: int) -> torch.Tensor:
+        """Where grouped weights are widened, a panel a thread."""
+        sizes = [
+            weight.in_size
+            for layer in self._layers
+            for weight in layer.weights
+            if isinstance(weight, GroupedWeight)
+        ]
+        return torch.empty(num_threads * PANEL * max(sizes, default=0), dtype=torch.bfloat16)
+
+
+def _describe_linear(weight: Weight, bias: torch.Tensor | None) -> _Linear:
+    linear = _Linear(in_size=weight.in_size, out_size=weight.out_size)
+    if isinstance(weight, Int8Weight):
+        linear.packed, linear.scales = weight.values.data_ptr(), weight.scales.data_ptr()
+        linear.bias = _address(bias)
+        return linear
+    if isinstance(weight, GroupedWeight):
+        linear.groups = ctypes.addressof(weight.blocks)
+    else:
+        linear.packed = weight.packed.data_ptr()
+    linear.bias = _address(weight.bias)
+    return linear
 
 
 def _describe(layer: DecoderLayer) -> _Layer:
     linears = [
-        _Linear(
-            packed=(weight.packed if isinstance(weight, Bf16Weight) else weight.values).data_ptr(),
-            scales=None if isinstance(weight, Bf16Weight) else weight.scales.data_ptr(),
-            bias=_address(weight.bias if isinstance(weight, Bf16Weight) else bias),
-            in_size=weight.in_size,
-            out_size=weight.out_size,
-        )
+        _describe_linear(weight, bias)
         for weight, bias in zip(layer.weights, layer.biases, strict=True)
     ]
     q_norm, k_norm = layer.head_norms or (None, None)

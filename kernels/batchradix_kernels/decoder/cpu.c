@@ -7,9 +7,11 @@
 
 #include <stddef.h>
 
-/* [T, in_size] to [T, out_size]; `scales` are those of an int8 weight, NULL for bfloat16. */
+/* [T, in_size] to [T, out_size]; `scales` are those of an int8 weight, else NULL; `groups` those of a
+ * weight in place of `packed`, else NULL. */
 struct linear {
     const void *packed;
+    const struct bx_groups *groups;
     const float *scales;
     const void *bias;
     int64_t in_size, out_size;
@@ -41,6 +43,7 @@ struct decoder_step {
     void *qkv, *attended, *gate_up;
     void *rows; /* what goes into a linear layer: of `kind`, or int8 and `scales` */
     float *scales;
+    void *panels; /* what `bx_grouped_linear` takes, for the largest weight */
 };
 
 struct decode {
@@ -57,6 +60,10 @@ static void multiply(const struct decode *d, const struct linear *linear, const 
         bx_int8_linear(rows, d->step->scales, linear->packed, linear->scales, linear->bias, out,
                        plan->num_tokens, linear->in_size, linear->out_size, d->decoder->kind,
                        plan->num_threads);
+    else if (linear->groups)
+        bx_grouped_linear(rows, linear->groups, linear->bias, out, plan->num_tokens,
+                          linear->in_size, linear->out_size, d->decoder->kind, gated,
+                          d->step->panels, plan->num_threads);
     else
         bx_bf16_linear(rows, linear->packed, linear->bias, out, plan->num_tokens, linear->in_size,
                        linear->out_size, d->decoder->kind, gated, plan->num_threads);

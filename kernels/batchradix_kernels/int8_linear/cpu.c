@@ -215,6 +215,21 @@ BX_TARGET_AMX BX_INLINE void finish_sums(const struct int8_linear *c, struct sum
     s->next += rows;
 }
 
+BX_INLINE const int8_t *panel_at(const struct int8_linear *c, int64_t column)
+{
+    return c->packed + column * c->in_size;
+}
+
+BX_INLINE void begin_panel(const struct int8_linear *c, int64_t column)
+{
+    (void)c, (void)column;
+}
+
+BX_INLINE int64_t panel_bytes(const struct int8_linear *c)
+{
+    return c->in_size * BX_PANEL;
+}
+
 #define LINEAR struct int8_linear
 #define MULTIPLY _tile_dpbssd
 #include "panels_amx.h"

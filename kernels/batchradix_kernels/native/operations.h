@@ -23,6 +23,11 @@ BX_EXPORT void bx_int8_linear(const int8_t *x, const float *x_scales, const int8
 BX_EXPORT void bx_bf16_linear(const uint16_t *x, const uint16_t *packed, const float *bias,
                               void *out, int64_t num_rows, int64_t in_size, int64_t out_size,
                               int kind, int gated, int threads);
+struct bx_groups;
+BX_EXPORT void bx_grouped_linear(const uint16_t *x, const struct bx_groups *groups,
+                                 const float *bias, void *out, int64_t num_rows, int64_t in_size,
+                                 int64_t out_size, int kind, int gated, uint16_t *panels,
+                                 int threads);
 
 /* The columns of `bx_bf16_linear` that are one thread's; all threads of a task call it. */
 void bx_bf16_linear_share(const uint16_t *x, const uint16_t *packed, const float *bias, void *out,

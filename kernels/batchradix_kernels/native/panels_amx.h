@@ -1,6 +1,9 @@
 /* Rows of 8 or 16 bits times panels, by tiles. Included once by a linear layer, which defines
  *   LINEAR           the type of its context, with `x` [num_rows, in_size] and `packed`
  *   MULTIPLY         the product of two tiles
+ *   begin_panel(const LINEAR *, int64_t column), panel_at(...), panel_bytes(const LINEAR *)
+ *                    makes a panel ready, says where it is, and how much of the next one may be
+ *                    fetched from behind it
  *   finish_sums(const LINEAR *, struct sums *, int count)
  *                    writes up to `count` more rows of sums to the output
  * and `struct sums`: `values` [32][32] of four bytes each, the `row` and `column` of the first, how
@@ -13,7 +16,7 @@ BX_TARGET_AMX BX_INLINE void rows_amx(const LINEAR *c, struct sums *s, struct su
                                       const char *ahead, int lines, const int two)
 {
     const int64_t bytes = c->in_size * (int64_t)sizeof *c->x;
-    const char *left = (const char *)c->packed + s->column * bytes, *right = left + BX_BLOCK * bytes;
+    const char *left = (const char *)panel_at(c, s->column), *right = left + BX_BLOCK * bytes;
     const char *upper = (const char *)c->x + s->row * bytes, *lower = upper + 16 * bytes;
     int a_time = (int)((BX_PANEL_ROWS * TILE_BYTES + bytes - 1) / bytes);
     _tile_zero(0);
@@ -64,8 +67,9 @@ BX_TARGET_AMX static void panels_amx(const void *context, int64_t begin, int64_t
     sums[0].rows = sums[1].rows = sums[0].next = sums[1].next = 0;
     /* A panel has 32 lines for each tile of a row; the next one comes while this is multiplied. */
     int lines = (int)((32 * BX_PANEL_ROWS + last - first - 1) / (last - first));
-    lines = lines < 32 ? lines : 32;
-    for (int64_t column = begin * BX_PANEL; column < end * BX_PANEL; column += BX_PANEL)
+    lines = panel_bytes(c) == 0 ? 0 : lines < 32 ? lines : 32;
+    for (int64_t column = begin * BX_PANEL; column < end * BX_PANEL; column += BX_PANEL) {
+        begin_panel(c, column);
         for (int64_t row = first; row < last; row += BX_PANEL_ROWS) {
             struct sums *s = &sums[turn], *before = &sums[!turn];
             s->row = row;
@@ -74,7 +78,7 @@ BX_TARGET_AMX static void panels_amx(const void *context, int64_t begin, int64_t
             s->next = 0;
             if (s->rows != configured)
                 bx_configure_tiles(configured = s->rows);
-            const char *ahead = (const char *)c->packed + (column + BX_PANEL) * bytes;
+            const char *ahead = (const char *)panel_at(c, column) + panel_bytes(c);
             ahead += (row - first) / BX_PANEL_ROWS * (bytes / TILE_BYTES) * lines * 64;
             if (s->rows > 16)
                 rows_amx(c, s, before, ahead, lines, 1);
@@ -82,6 +86,7 @@ BX_TARGET_AMX static void panels_amx(const void *context, int64_t begin, int64_t
                 rows_amx(c, s, before, ahead, lines, 0);
             turn = !turn;
         }
+    }
     finish_sums(c, &sums[!turn], BX_PANEL_ROWS);
     _tile_release();
 }

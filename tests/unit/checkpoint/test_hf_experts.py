@@ -10,6 +10,7 @@ import pytest
 
 from batchradix.checkpoint.hf_config import hf_config
 from batchradix.checkpoint.model_config import MlaConfig, MoeConfig
+from batchradix.checkpoint.stored_weights import StoredWeights
 from batchradix.errors import ModelError
 
 PATH = Path("model/config.json")
@@ -58,7 +59,7 @@ def test_deepseek_v3_chooses_by_biased_sigmoids_within_its_best_groups() -> None
         shared_intermediate_size=2048,
     )
     assert config.num_prediction_layers == 1
-    assert config.fp8_block == (128, 128)
+    assert config.stored == StoredWeights(layout="scaled", block=(128, 128))
 
 
 def test_deepseek_v2_chooses_by_softmax_and_by_groups_where_it_says_so() -> None:
@@ -117,13 +118,8 @@ def test_an_expert_that_all_take_is_there_only_where_the_config_has_one() -> Non
         ("qwen3-30b-a3b", {"mlp_only_layers": 3}, "mlp_only_layers"),
         (
             "deepseek-v3",
-            {"quantization_config": {"quant_method": "fp8", "weight_block_size": None}},
-            "weight_block_size None.*unquantised",
-        ),
-        (
-            "deepseek-v3",
-            {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}},
-            "static activations.*unquantised",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+            r"weight_block_size is \[128\]",
         ),
         ("deepseek-v3", {"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "e5m2"),
     ],

@@ -29,10 +29,11 @@ PROMPT_OPTIONS = {
     "--id-column", "--null", "--date", "--fields", "--regex", "--grammar", "--choices",
     "--reorder-columns", "--sort-passages",
     "--tools", "--tool-choice", "--no-parallel-tool-calls", "--tool-format",
+    "--chat-template", "--chat-template-kwargs", "--thinking", "--thinking-tokens",
 }  # fmt: skip
 OPTIONS = {
     "run": PROMPT_OPTIONS | {
-        "--schema-column", "--retries", "--shard",
+        "--schema-column", "--retries", "--shard", "--lora",
         "--sample", "--sample-seed", "--price-per-hour", "--gold",
         "--output", "-o", "--format", "--keep", "--limit", "--max-tokens", "--temperature",
         "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
@@ -241,6 +242,7 @@ def test_no_answered_row_exits_with_3(
         (["--template", "{{ nope }}"], "nope"),
         (["--template", "missing.txt"], "there is no file missing.txt"),
         (["--model", "./missing"], "missing"),
+        (["--lora", "missing"], "missing holds no adapter_config.json"),
         (["-o", "out.xyz"], ".xyz"),
         (["-o", "no/such/folder/out.arrow"], "no/such/folder"),
         (["--keep", "nope"], "nope"),

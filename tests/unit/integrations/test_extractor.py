@@ -171,6 +171,7 @@ def test_two_of_the_same_arguments_have_one_hash(options: dict[str, Any]) -> Non
         {"kv_tokens": 999},
         {"prefill_tokens": 16},
         {"attention": "torch"},
+        {"quantize": "keep"},
     ],
 )
 def test_where_it_runs_is_no_part_of_the_hash(

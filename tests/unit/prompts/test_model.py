@@ -49,3 +49,31 @@ def test_control_tokens_in_data_stay_text(smol):
     assert ids.count(oracle.convert_tokens_to_ids("<|im_start|>")) == 3
     assert ids.count(oracle.convert_tokens_to_ids("<|im_end|>")) == 2
     assert f"user\n{text}<|im_end|>" in oracle.decode(ids)
+
+
+def test_documents_that_repeat_have_the_oracle_s_ids(smol):
+    checkpoint, oracle = smol
+    template = "Read.\n\nDocument: {{ a }}\n\nQuestion: {{ b }}\nAnswer:"
+    builder = PromptBuilder(checkpoint, PromptOptions(template=template), columns=["a", "b"])
+    documents = [" ".join(TEXTS) + f"\n\n  It's {i}, isn't it?  \n" * 30 for i in range(3)]
+    rows = [
+        Row(index=i, values={"a": documents[i % 3], "b": f"{text} {i}\n"})
+        for i, text in enumerate(TEXTS * 4)
+    ]
+    tokens = builder.encode(rows).tokens
+    for position, row in enumerate(rows):
+        text = template.replace("{{ a }}", row.values["a"]).replace("{{ b }}", row.values["b"])
+        assert tokens[position].tolist() == oracle(text).input_ids
+
+
+def test_text_cut_at_every_border_has_the_oracle_s_ids(smol):
+    checkpoint, oracle = smol
+    tokenizer = checkpoint.tokenizer
+    text = "".join(TEXTS) + "don't  stop:\n\n\t(why?) 3.14 <= x... e\u0301  \r\n" * 3
+    places, at = [0], tokenizer.borders.next(text, 0, len(text))
+    while at is not None:
+        places.append(at)
+        at = tokenizer.borders.next(text, at + 1, len(text))
+    parts = [text[a:b] for a, b in zip(places, [*places[1:], len(text)], strict=True)]
+    assert len(parts) > 60
+    assert [i for ids in tokenizer.encode_inner(parts) for i in ids] == oracle(text).input_ids
