@@ -93,7 +93,7 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeTinyModel
     ``steps``, pairs of a token and the next.
 
     ``make("random", family="llama", seed=7)``: two random layers of a Llama, Mistral, Qwen2 or
-    Qwen3, or of a family with experts (`_RANDOM`). All but Qwen2, whose embeddings are tied,
+    Qwen3, or of another family (`_RANDOM`). All but Qwen2, whose embeddings are tied,
     answer in printable ASCII or end.
 
     Beside these: ``context_length=512``; ``prepend_bos=True``, whether the tokenizer begins a raw
@@ -440,7 +440,74 @@ _RANDOM |= {
     "deepseek-v3-plain": _V3
     | {"rope_interleave": False, "norm_topk_prob": False, "n_shared_experts": 2},
 }
+# Windows and original contexts are far shorter than the prompts of tests.
+_SLIDING = {"head_dim": 16, "sliding_window": 9}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [8.0] * 6,
+}
+_RANDOM |= {
+    "llama-dynamic": {
+        "head_dim": 16,
+        "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 16.0},
+    },
+    "qwen3-sliding": _SLIDING
+    | {"head_dim": 32, "use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 3},
+    "gemma2": _SLIDING
+    | {
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 6.0,
+        "query_pre_attn_scalar": 20,
+    },
+    "gemma3": _SLIDING
+    | {
+        "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+    },
+    "phi3": {
+        "rope_parameters": _LONGROPE,
+        "original_max_position_embeddings": 256,
+        "sliding_window": 24,
+    },
+    "gpt-oss": _SLIDING
+    | {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 1.5,
+        "rope_parameters": _YARN | {"truncate": False},
+    },
+    "smollm3": {
+        "no_rope_layers": [0, 1, 1],
+        "num_hidden_layers": 3,
+        "sliding_window": 9,
+        "use_sliding_window": True,
+    },
+    "olmo3": _SLIDING
+    | {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": _YARN, "sliding_attention": None},
+    },
+    "granite": {
+        "attention_multiplier": 0.4,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+}
 _FAMILY_NAMES = {
+    "llama-dynamic": "Llama",
+    "qwen3-sliding": "Qwen3",
+    "gpt-oss": "GptOss",
+    "smollm3": "SmolLM3",
     "qwen2-moe": "Qwen2Moe",
     "qwen3-moe": "Qwen3Moe",
     "deepseek-v2": "DeepseekV2",
@@ -456,7 +523,8 @@ def _random_model(context_length: int, *, family: str = "llama", seed: int = 7) 
     import transformers
 
     name, own = _FAMILY_NAMES.get(family, family.capitalize()), _RANDOM[family]
-    config = getattr(transformers, f"{name}Config")(
+    kind_of_config = "Gemma3TextConfig" if family == "gemma3" else f"{name}Config"
+    config = getattr(transformers, kind_of_config)(
         **{
             "vocab_size": VOCAB_SIZE,
             "hidden_size": 64,
@@ -482,8 +550,8 @@ def _random_model(context_length: int, *, family: str = "llama", seed: int = 7) 
             weight.data.normal_(0, 0.25)
         elif path.endswith("bias"):
             weight.data.normal_(0, 0.5)
-        else:
-            weight.data.normal_(1, 0.2)  # norms
+        else:  # norms; to those of Gemma 1 is added
+            weight.data.normal_(0 if family.startswith("gemma") else 1, 0.2)
     for path, buffer in model.named_buffers():
         if path.endswith("e_score_correction_bias"):
             buffer.normal_(0, 0.3)

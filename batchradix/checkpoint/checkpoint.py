@@ -178,7 +178,10 @@ def _folder_parts(folder: Path, *, weightless: bool = False) -> dict[str, Any]:
     refuse_foreign_folder(folder)
     raw = read_json(folder / "config.json")
     config = hf_config(folder / "config.json", raw)
-    weight_files = () if weightless else find_weights(folder, quantised=config.stored is not None)
+    weight_files: tuple[Path, ...] = ()
+    if not weightless:
+        is_quantised = config.stored is not None
+        weight_files = find_weights(folder, quantised=is_quantised, mxfp4=config.mxfp4)
     tokenizer, names = read_tokenizer(folder, raw, config.vocab_size)
     templates = read_chat_templates(folder)
     return {

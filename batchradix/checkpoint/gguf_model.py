@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from batchradix.checkpoint.gguf_families import OWN
+from batchradix.checkpoint.gguf_fields import GgufFields, read_floats
 from batchradix.checkpoint.gguf_header import GgufHeader
-from batchradix.checkpoint.model_config import ModelConfig, RopeConfig
+from batchradix.checkpoint.model_config import Architecture, ModelConfig, RopeConfig
 from batchradix.errors import ModelError
 
-_ARCHITECTURES: Mapping[
-    str, Literal["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
-] = {
+_ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": "LlamaForCausalLM",  # Mistral files say llama too: the same layers
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
 _NOT_GENERATIVE = {
     "bert": "an embedding model",
@@ -33,49 +36,49 @@ def gguf_config(path: Path, header: GgufHeader) -> ModelConfig:
     """The architecture that the file describes. Raises `ModelError` for what cannot be run."""
     architecture = _architecture(path, header)
     _refuse_quantisations(path, header)
-    fields = _Fields(path, header.metadata, header.metadata["general.architecture"])
+    fields = GgufFields(path, header.metadata, header.metadata["general.architecture"])
     num_heads = fields.integer("attention.head_count")
     hidden_size = fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", hidden_size // max(1, num_heads))
-    if fields.integer("rope.dimension_count", head_dim) != head_dim:
-        raise ModelError(f"{path}: rotary embedding over part of a head is not supported")
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{path}: keys and values of different sizes are not supported")
     tensors = header.tensors
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{path} has no tensor token_embd.weight; give a whole model")
-    context_length = fields.integer("context_length")
+    parts: dict[str, Any] = {
+        "architecture": architecture,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_layers": fields.integer("block_count"),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "context_length": fields.integer("context_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "tie_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "output_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+        "qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+    }
+    if architecture in OWN:
+        return ModelConfig(**{**parts, **OWN[architecture](path, header, fields, parts)})
+    if fields.integer("rope.dimension_count", head_dim) != head_dim:
+        raise ModelError(f"{path}: rotary embedding over part of a head is not supported")
     window = fields.integer("attention.sliding_window", 0)
-    if architecture != "LlamaForCausalLM" and 0 < window < context_length:
-        raise ModelError(
-            f"{path}: attention that slides over {window} tokens in some layers is not "
-            f"supported; use a model with full attention"
-        )
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=embedding.shape[0],
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length"),
-        num_layers=fields.integer("block_count"),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        context_length=context_length,
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope=_rope(path, header, fields, head_dim),
-        tie_embeddings="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        output_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_down.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        sliding_window=window if 0 < window < context_length else None,
-    )
+    if 0 < window < parts["context_length"]:
+        if architecture != "LlamaForCausalLM":
+            raise ModelError(
+                f"{path}: attention that slides over {window} tokens in some layers is not "
+                f"supported as GGUF; use the model's safetensors"
+            )
+        parts["layer_windows"] = (window,) * parts["num_layers"]
+    return ModelConfig(**parts, rope=_rope(path, header, fields, head_dim))
 
 
-def _architecture(
-    path: Path, header: GgufHeader
-) -> Literal["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]:
+def _architecture(path: Path, header: GgufHeader) -> Architecture:
     metadata = header.metadata
     if metadata.get("general.type") == "adapter":
         raise ModelError(f"{path} is an adapter, not a model; merge it into its base model first")
@@ -119,35 +122,7 @@ def _refuse_quantisations(path: Path, header: GgufHeader) -> None:
             ) from None
 
 
-class _Fields:
-    """Metadata of the file's architecture, checked."""
-
-    def __init__(self, path: Path, metadata: Mapping[str, Any], prefix: str) -> None:
-        self.path = path
-        self.metadata = metadata
-        self.prefix = prefix
-
-    def number(self, name: str, default: float | None = None) -> float:
-        key = f"{self.prefix}.{name}"
-        value = self.metadata.get(key, default)
-        if isinstance(value, list) and value and all(v == value[0] for v in value):
-            value = value[0]  # written once a layer
-        if isinstance(value, list):
-            raise ModelError(f"{self.path}: {key} differs between layers, which is not supported")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(f"{self.path} is damaged: {key} is {value!r}, not a number")
-        if not math.isfinite(value) or value < 0:
-            raise ModelError(f"{self.path} is damaged: {key} is {value!r}")
-        return value
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if value != int(value) or (value < 1 and default is None):
-            raise ModelError(f"{self.path} is damaged: {self.prefix}.{name} is {value!r}")
-        return int(value)
-
-
-def _rope(path: Path, header: GgufHeader, fields: _Fields, head_dim: int) -> RopeConfig:
+def _rope(path: Path, header: GgufHeader, fields: GgufFields, head_dim: int) -> RopeConfig:
     theta = float(fields.number("rope.freq_base", 10000.0))
     kind = header.metadata.get(f"{fields.prefix}.rope.scaling.type", "none")
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
@@ -168,12 +143,7 @@ def _llama3_rope(path: Path, header: GgufHeader, theta: float, head_dim: int) ->
     The file does not keep the parameters, only their result; the one candidate that all Llama 3
     models share is computed again and must agree.
     """
-    tensor = header.tensors["rope_freqs.weight"]
-    if tensor.ggml_type != 0 or tensor.shape != (head_dim // 2,):
-        raise ModelError(f"{path}: rope_freqs.weight is not float32[{head_dim // 2}]")
-    with path.open("rb") as file:
-        file.seek(tensor.offset_bytes)
-        stored = struct.unpack(f"<{head_dim // 2}f", file.read(tensor.num_bytes))
+    stored = read_floats(path, header, "rope_freqs.weight", head_dim // 2)
     rope = RopeConfig(
         theta=theta,
         kind="llama3",

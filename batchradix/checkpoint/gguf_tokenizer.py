@@ -146,7 +146,8 @@ def _byte_level(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> d
 
 
 def _sentencepiece(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
-    """SentencePiece BPE as Llama 2 has it: merges in order of score, bytes for the unknown."""
+    """SentencePiece BPE as Llama 2 has it, or Gemma, which puts no space before a text: merges in
+    order of score, bytes for the unknown."""
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = _merges(path, metadata)
     if merges is None:
@@ -154,7 +155,10 @@ def _sentencepiece(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -
         if not isinstance(scores, list) or len(scores) != len(tokens):
             raise ModelError(f"{path} is damaged: its tokenizer has neither merges nor scores")
         merges = _merges_by_score(vocab, dict(zip(tokens, scores, strict=True)))
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    begins_with_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    scheme = "first" if begins_with_space else "never"
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     return {
         "version": "1.0",
         "normalizer": None,
@@ -166,7 +170,7 @@ def _sentencepiece(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -
                 {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                *([strip] if begins_with_space else []),
             ],
         },
         "model": {

@@ -7,97 +7,18 @@ Fields, defaults and both spellings of rotary scaling (``rope_scaling`` beside `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from batchradix.checkpoint.hf_experts import experts_config
+from batchradix.checkpoint.hf_families import FAMILIES, SUPPORTED, Family
 from batchradix.checkpoint.hf_fields import MOST_LAYERS, Fields
 from batchradix.checkpoint.hf_latent import latent_config
 from batchradix.checkpoint.hf_quantisation import stored_weights
-from batchradix.checkpoint.hf_rope import rope_config
-from batchradix.checkpoint.model_config import Architecture, ModelConfig
+from batchradix.checkpoint.hf_rope import rope_config, rope_scaling, served_context
+from batchradix.checkpoint.model_config import ModelConfig, RopeConfig
 from batchradix.errors import ModelError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """What `transformers` takes when ``config.json`` leaves a field out."""
-
-    architecture: Architecture
-    context_length: int
-    num_kv_heads: int | None  # None: as many as query heads
-    head_dim: int | None  # None: hidden_size / num_attention_heads
-    sliding_window: int | None = None
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
-
-
-_FAMILIES: Mapping[str, _Family] = {
-    "llama": _Family(
-        architecture="LlamaForCausalLM",
-        context_length=2048,
-        num_kv_heads=None,
-        head_dim=None,
-    ),
-    "mistral": _Family(
-        architecture="MistralForCausalLM",
-        context_length=131072,
-        num_kv_heads=8,
-        head_dim=None,
-        sliding_window=4096,
-    ),
-    "qwen2": _Family(
-        architecture="Qwen2ForCausalLM",
-        context_length=32768,
-        num_kv_heads=32,
-        head_dim=None,
-        sliding_window=4096,
-    ),
-    "qwen3": _Family(
-        architecture="Qwen3ForCausalLM",
-        context_length=32768,
-        num_kv_heads=32,
-        head_dim=128,
-        sliding_window=4096,
-    ),
-    "mixtral": _Family(
-        architecture="MixtralForCausalLM",
-        context_length=131072,
-        num_kv_heads=8,
-        head_dim=None,
-        rope_theta=1e6,
-        rms_norm_eps=1e-5,
-    ),
-    "qwen2_moe": _Family(
-        architecture="Qwen2MoeForCausalLM",
-        context_length=32768,
-        num_kv_heads=16,
-        head_dim=None,
-        sliding_window=4096,
-    ),
-    "qwen3_moe": _Family(
-        architecture="Qwen3MoeForCausalLM",
-        context_length=32768,
-        num_kv_heads=4,
-        head_dim=None,
-        sliding_window=4096,
-    ),
-    "deepseek_v2": _Family(
-        architecture="DeepseekV2ForCausalLM",
-        context_length=2048,
-        num_kv_heads=None,
-        head_dim=None,
-    ),
-    "deepseek_v3": _Family(
-        architecture="DeepseekV3ForCausalLM",
-        context_length=4096,
-        num_kv_heads=None,
-        head_dim=None,
-    ),
-}
-_NO_WINDOW = ("LlamaForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
-_SUPPORTED = ", ".join(family.architecture for family in _FAMILIES.values())
 
 
 def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
@@ -105,15 +26,54 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
 
     Raises `ModelError` that names what cannot be run and says what to use instead.
     """
-    family = _family(path, config)
-    fields = Fields(path, config)
+    text_part = _text_part(path, config)
+    family = _family(path, config if text_part is None else text_part)
+    fields = Fields(path, {**family.defaults, **(config if text_part is None else text_part)})
+    name = family.architecture.removesuffix("ForCausalLM")
+    original_length = fields.integer("max_position_embeddings", family.context_length)
+    in_attention = _attention_bias(fields, name)
+    parts: dict[str, Any] = {
+        **_heads(fields, family),
+        "architecture": family.architecture,
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_layers": fields.num_layers,
+        "rms_norm_eps": _epsilon(fields, family),
+        "tie_embeddings": fields.boolean(
+            "tie_word_embeddings", default=bool(family.defaults.get("tie_word_embeddings"))
+        ),
+        "attention_bias": in_attention[0],
+        "output_bias": in_attention[1],
+        "mlp_bias": name in _MLP_BIAS and fields.boolean("mlp_bias"),
+        "qk_norm": name in ("Qwen3", "Qwen3Moe"),
+        "moe": experts_config(fields, name),
+        "text_part": text_part is not None,
+        **family.own(fields, original_length),
+    }
+    if not parts.get("mxfp4"):
+        parts["stored"] = stored_weights(fields)
+    if not name.startswith("Gemma"):
+        _check_activation(fields)
+    if "rope" not in parts:
+        parts["rope"] = rope_config(fields, original_length, family.rope_theta)
+    if parts["mla"] is not None:
+        parts["num_prediction_layers"] = fields.count("num_nextn_predict_layers", 0, MOST_LAYERS)
+    parts["rope"] = _partly(fields, name, parts["rope"], parts["head_dim"])
+    parts["context_length"] = served_context(fields, parts["rope"], original_length)
+    return ModelConfig(**parts)
+
+
+_MLP_BIAS = ("Llama", "DeepseekV2", "SmolLM3", "Granite")
+
+
+def _heads(fields: Fields, family: Family) -> Mapping[str, Any]:
     num_heads = fields.integer("num_attention_heads")
-    hidden_size = fields.integer("hidden_size")
-    default_dim = family.head_dim or hidden_size // num_heads
+    default_dim = family.head_dim or fields.integer("hidden_size") // num_heads
     head_dim = fields.integer("head_dim", default_dim)
     num_kv_heads = fields.integer(
         "num_key_value_heads",
-        num_heads if "num_key_value_heads" in config else family.num_kv_heads or num_heads,
+        num_heads if "num_key_value_heads" in fields.config else family.num_kv_heads or num_heads,
     )
     if num_heads % num_kv_heads:
         raise fields.error(
@@ -126,36 +86,42 @@ def hf_config(path: Path, config: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads, head_dim = num_heads, mla.nope_dim + mla.rope_dim
     elif head_dim % 2:
         raise fields.error(f"heads of odd size {head_dim} cannot be rotated")
-    activation = config.get("hidden_act") or "silu"
+    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "mla": mla}
+
+
+def _epsilon(fields: Fields, family: Family) -> float:
+    epsilon = fields.number("rms_norm_eps", family.rms_norm_eps)
+    if epsilon > 1:
+        raise fields.error(f"rms_norm_eps is {epsilon!r}, but must be 1 or less")
+    return epsilon
+
+
+def _check_activation(fields: Fields) -> None:
+    activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise fields.error(f"activation {activation!r} is not supported; only silu is")
-    in_attention = _attention_bias(fields, name)
-    context_length = fields.integer("max_position_embeddings", family.context_length)
-    return ModelConfig(
-        architecture=family.architecture,
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        context_length=context_length,
-        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
-        rope=rope_config(fields, context_length, family.rope_theta),
-        tie_embeddings=fields.boolean("tie_word_embeddings"),
-        attention_bias=in_attention[0],
-        output_bias=in_attention[1],
-        mlp_bias=fields.boolean("mlp_bias") if name in ("Llama", "DeepseekV2") else False,
-        qk_norm=name in ("Qwen3", "Qwen3Moe"),
-        sliding_window=_sliding_window(fields, family, context_length),
-        mla=mla,
-        moe=experts_config(fields, name),
-        num_prediction_layers=fields.count("num_nextn_predict_layers", 0, MOST_LAYERS)
-        if mla
-        else 0,
-        stored=stored_weights(fields),
-    )
+
+
+def _partly(fields: Fields, name: str, rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """The rotary embedding, over part of a head where the config says so (Phi-3)."""
+    scaling = rope_scaling(fields)
+    given = scaling.get("partial_rotary_factor", fields.config.get("partial_rotary_factor"))
+    share = fields.positive("partial_rotary_factor", given, 1.0)
+    rotated = head_dim if share == 1.0 else int(head_dim * share)
+    if rope.divisors and 2 * len(rope.divisors) != rotated:
+        raise fields.error(
+            f"short_factor of rope_scaling has {len(rope.divisors)} numbers, but {rotated} "
+            f"elements of a head are rotated, which takes {rotated // 2}"
+        )
+    if rope.kind == "dynamic" and rotated < 4:
+        raise fields.error(f"heads of {rotated} elements are too small for dynamic scaling")
+    if rotated == head_dim:
+        return rope
+    if name != "Phi3" or share > 1:
+        raise fields.error(f"rotary embedding over {share} of a head is not supported")
+    if rotated % 2 or rotated < 2 or head_dim % 2:
+        raise fields.error(f"parts of heads of odd size {rotated} cannot be rotated")
+    return replace(rope, rotated_dim=rotated)
 
 
 def _attention_bias(fields: Fields, name: str) -> tuple[bool, bool]:
@@ -164,76 +130,51 @@ def _attention_bias(fields: Fields, name: str) -> tuple[bool, bool]:
         return True, False
     if name == "Qwen2Moe":
         return fields.boolean("qkv_bias", default=True), False
-    if name in ("Mistral", "Mixtral"):
+    if name in ("Mistral", "Mixtral", "Phi3"):
         return False, False
     bias = fields.boolean("attention_bias")
     return bias, bias
 
 
-def _family(path: Path, config: Mapping[str, Any]) -> _Family:
-    """The family of layers, after what is no plain text model has been refused."""
-    model_type = str(config.get("model_type"))
-    named = config.get("architectures") or []
+def _named(path: Path, config: Mapping[str, Any]) -> str | None:
+    """The architecture that the config names first."""
+    named = config.get("architectures")
+    if named is None:
+        return None
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ModelError(f"{path}: architectures is {named!r}, not a list of names")
-    name = named[0] if named else None
+    return named[0] if named else None
+
+
+def _text_part(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a model that sees says of its text part, where that can be run alone: Gemma 3."""
+    if _named(path, config) != "Gemma3ForConditionalGeneration":
+        return None
+    text = Fields(path, config).object("text_config")
+    of_both = ("quantization_config", "compression_config")
+    return {**text, "architectures": ["Gemma3ForCausalLM"]} | {
+        key: config[key] for key in of_both if key in config
+    }
+
+
+def _family(path: Path, config: Mapping[str, Any]) -> Family:
+    """The family of layers, after what is no plain text model has been refused."""
+    model_type = str(config.get("model_type"))
+    name = _named(path, config)
     if any(key in config for key in ("vision_config", "audio_config", "text_config")):
         raise ModelError(
             f"{path}: {name or model_type} is a vision or audio model; use a text model"
         )
-    for family in _FAMILIES.values():
+    for family in FAMILIES.values():
         if name == family.architecture:
             return family
-    if name is None and model_type in _FAMILIES:
-        return _FAMILIES[model_type]
+    if name is None and model_type in FAMILIES:
+        return FAMILIES[model_type]
     if name is not None and not name.endswith(("ForCausalLM", "LMHeadModel")):
         raise ModelError(
             f"{path}: {name} is not a text generation model (it embeds, classifies or sees); "
-            f"supported are {_SUPPORTED}"
+            f"supported are {SUPPORTED}"
         )
     raise ModelError(
-        f"{path}: architecture {name or model_type!r} is not supported; supported are {_SUPPORTED}"
+        f"{path}: architecture {name or model_type!r} is not supported; supported are {SUPPORTED}"
     )
-
-
-def _sliding_window(fields: Fields, family: _Family, context_length: int) -> int | None:
-    """Tokens that every layer looks back over; None where that is the whole context."""
-    config = fields.config
-    if family.architecture in _NO_WINDOW:
-        return None
-    always = family.architecture in ("MistralForCausalLM", "MixtralForCausalLM")
-    if not always and not fields.boolean("use_sliding_window"):
-        return None
-    if config.get("sliding_window", family.sliding_window) is None:
-        return None
-    window = fields.integer("sliding_window", family.sliding_window)
-    if window >= context_length:
-        return None
-    if always or family.architecture == "Qwen3MoeForCausalLM":
-        return window
-    kinds = _layer_kinds(fields, family)
-    if kinds == {"sliding_attention"}:
-        return window
-    if kinds == {"full_attention"}:
-        return None
-    raise fields.error(
-        f"attention that slides over {window} tokens in some layers only is not supported; "
-        f"use a model with full attention, or set use_sliding_window to false if its context "
-        f"of {window} tokens is enough"
-    )
-
-
-def _layer_kinds(fields: Fields, family: _Family) -> set[str]:
-    kinds = fields.config.get("layer_types")
-    num_layers = fields.num_layers
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != num_layers:
-            raise fields.error(f"layer_types does not name the kind of {num_layers} layers")
-        return {str(kind) for kind in kinds}
-    full = fields.count("max_window_layers", 28)
-    if family.architecture == "Qwen2MoeForCausalLM":  # every other one of the first
-        sliding = {i for i in range(0, num_layers, 2) if i < full}
-        return {
-            "sliding_attention" if i in sliding else "full_attention" for i in range(num_layers)
-        }
-    return {"sliding_attention" if i >= full else "full_attention" for i in range(num_layers)}

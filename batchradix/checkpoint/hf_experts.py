@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchradix.checkpoint.hf_fields import Fields
-from batchradix.checkpoint.model_config import MoeConfig
+from batchradix.checkpoint.model_config import ClampedSwiglu, MoeConfig
 
 
 def experts_config(fields: Fields, name: str) -> MoeConfig | None:
@@ -19,6 +19,7 @@ def experts_config(fields: Fields, name: str) -> MoeConfig | None:
         "Qwen3Moe": _qwen3,
         "DeepseekV2": _deepseek_v2,
         "DeepseekV3": _deepseek_v3,
+        "GptOss": _gpt_oss,
     }
     moe = readers[name](fields) if name in readers else None
     if moe is None or not moe.layers:
@@ -71,7 +72,8 @@ def _qwen3(fields: Fields) -> MoeConfig:
 
 def _qwen(fields: Fields, *, num_experts: int, **sizes: Any) -> MoeConfig:
     step = fields.integer("decoder_sparse_step", 1)
-    dense = fields.config.get("mlp_only_layers") or []
+    dense = fields.config.get("mlp_only_layers")
+    dense = [] if dense is None else dense
     if not isinstance(dense, list):
         raise fields.error(f"mlp_only_layers is {dense!r}, not a list of numbers")
     layers = range(fields.num_layers) if num_experts else ()
@@ -83,11 +85,29 @@ def _qwen(fields: Fields, *, num_experts: int, **sizes: Any) -> MoeConfig:
     )
 
 
+def _gpt_oss(fields: Fields) -> MoeConfig:
+    """The softmax over the chosen experts alone is that over all, divided by its sum."""
+    return MoeConfig(
+        layers=tuple(range(fields.num_layers)),
+        num_experts=fields.integer("num_local_experts"),
+        num_experts_per_token=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("intermediate_size"),
+        normalise=True,
+        router_bias=True,
+        expert_bias=True,
+        clamped=ClampedSwiglu(
+            alpha=float(fields.number("swiglu_alpha", 1.702)),
+            limit=float(fields.number("swiglu_limit", 7.0)),
+        ),
+        stacked_files=True,
+    )
+
+
 def _deepseek_v2(fields: Fields) -> MoeConfig | None:
-    method = fields.config.get("topk_method") or "greedy"
+    method = fields.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise _unknown_router(fields, "topk_method", method)
-    scoring = fields.config.get("scoring_func") or "softmax"
+    scoring = fields.text("scoring_func", "softmax")
     if scoring != "softmax":
         raise _unknown_router(fields, "scoring_func", scoring)
     groups = {}
@@ -111,7 +131,7 @@ def _deepseek_v2(fields: Fields) -> MoeConfig | None:
 
 def _deepseek_v3(fields: Fields) -> MoeConfig | None:
     for name, served in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
-        given = fields.config.get(name) or served
+        given = fields.text(name, served)
         if given != served:
             raise _unknown_router(fields, name, given)
     return _deepseek(

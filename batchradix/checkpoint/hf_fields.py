@@ -59,6 +59,19 @@ class Fields:
             raise self.error(f"{name} is {value!r}, but must be 0 or more")
         return self.integer(name, default or None, most)
 
+    def text(self, name: str, default: str) -> str:
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"{name} is {value!r}, not a name")
+        return default if value is None else value
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        """Empty where it is absent or null."""
+        value = self.config.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(f"{name} is {value!r}, not an object")
+        return {} if value is None else value
+
     @property
     def num_layers(self) -> int:
         return self.integer("num_hidden_layers", most=MOST_LAYERS)

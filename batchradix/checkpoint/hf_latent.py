@@ -29,8 +29,8 @@ def _sharpening(fields: Fields) -> float:
     """What scores are multiplied by beside the root of the head size (YaRN)."""
     scaling = rope_scaling(fields)
     mscale = scaling.get("mscale_all_dim")
-    kind = scaling.get("rope_type", scaling.get("type")) or "default"
-    if kind == "default" or not mscale:
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in (None, "", "default") or mscale in (None, 0):
         return 1.0
     factor = fields.positive("factor of rope_scaling", scaling.get("factor"))
     scale = yarn_scale(factor, fields.positive("mscale_all_dim of rope_scaling", mscale))

@@ -17,7 +17,17 @@ Architecture = Literal[
     "Qwen3MoeForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+    "GptOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "GraniteForCausalLM",
 ]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +39,17 @@ class RopeConfig:
     ``original_context_length`` (Llama 3.1). ``yarn`` divides the frequencies that rotate less than
     ``slow_rotations`` times within ``original_context_length`` by ``factor``, keeps those that
     rotate more than ``fast_rotations`` times, and blends between the two by dimension; rotated
-    queries and keys are multiplied by ``amplitude`` (Peng et al. 2023).
+    queries and keys are multiplied by ``amplitude`` (Peng et al. 2023). ``longrope`` divides each
+    frequency by its own of ``divisors``, and multiplies by ``amplitude`` too; the divisors are
+    those for rows within ``original_context_length``. ``dynamic`` raises theta for positions from
+    ``original_context_length`` on, each by as much as a context that ends with it asks for.
+
+    Only the first ``rotated_dim`` elements of a head are rotated, where that is not None; the
+    others stay as they are, whatever the amplitude.
     """
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -42,6 +58,8 @@ class RopeConfig:
     slow_rotations: float = 1.0
     whole_dimensions: bool = True  # the blend begins and ends at whole dimensions
     amplitude: float = 1.0
+    divisors: tuple[float, ...] = ()
+    rotated_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +78,15 @@ class MlaConfig:
     v_dim: int
     rope_interleaved: bool
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """Gates above ``limit`` and what they gate beyond ``±limit`` are cut to it; the result is
+    ``gate · sigmoid(alpha · gate) · (gated + 1)``."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +114,10 @@ class MoeConfig:
     float32_router: bool = False  # logits in float32, not in the model's dtype
     shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
     shared_gate: bool = False  # it is weighted by a sigmoid (Qwen2-MoE)
+    router_bias: bool = False
+    expert_bias: bool = False
+    clamped: ClampedSwiglu | None = None  # in place of SwiGLU (gpt-oss)
+    stacked_files: bool = False  # files hold the experts of a layer in one tensor (gpt-oss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +143,19 @@ class ModelConfig:
     output_bias: bool = False  # on o
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over head_dim of q and k before rope (Qwen3)
-    sliding_window: int | None = None  # None also where the window exceeds context_length
     # of each layer, tokens that a query sees, itself included; None: all; empty: all in all layers
     layer_windows: tuple[int | None, ...] = ()
+    # of each layer; None: nothing is rotated; empty: `rope` in all layers
+    layer_ropes: tuple[RopeConfig | None, ...] = ()
+    activation: Activation = "silu"  # of the gates
+    # added to the weights of norms, which stay in float32 then (Gemma: 1, and 0 in GGUF files,
+    # where it is in them); None: weights as they are, in the model's dtype
+    norm_offset: float | None = None
+    embedding_scale: float = 1.0  # in the model's dtype; embeddings are multiplied by it
+    residual_scale: float = 1.0  # of what attention and feed-forward part add (Granite)
+    logit_scale: float = 1.0
+    fused_files: bool = False  # files hold q, k, v in one tensor, and gates with what they gate
+    text_part: bool = False  # files hold parts that see, too
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None  # scores become cap * tanh(score / cap) (Gemma 2)
     attention_sinks: bool = False  # a learned score a head that takes weight and gives no value
@@ -122,11 +163,17 @@ class ModelConfig:
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
     num_prediction_layers: int = 0  # behind the others in the files; they are not used
+    mxfp4: bool = False  # experts in blocks of 32 numbers of 4 bits with a scale (gpt-oss)
     stored: StoredWeights | None = None  # None: as plain floats, or a GGUF file's way
 
     @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """Of each layer; None where nothing is rotated."""
+        return self.layer_ropes or (self.rope,) * self.num_layers
+
+    @property
     def rope_dim(self) -> int:
-        """Elements of a head that are rotated."""
+        """Elements of a head among which pairs are rotated; see `RopeConfig.rotated_dim`."""
         return self.head_dim if self.mla is None else self.mla.rope_dim
 
     @property

@@ -23,9 +23,10 @@ _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _QUANTISED = ("F8_E4M3", "I8", "I32", "I64")
 
 
-def find_weights(folder: Path, *, quantised: bool = False) -> tuple[Path, ...]:
+def find_weights(folder: Path, *, quantised: bool = False, mxfp4: bool = False) -> tuple[Path, ...]:
     """The safetensors files of a model folder, sorted, each checked against its own header.
-    ``quantised``: matrices may be in FP8 or integers, as `ModelConfig.stored` says.
+    ``quantised``: matrices may be in FP8 or integers, as `ModelConfig.stored` says; ``mxfp4``:
+    there are bytes in ``…_blocks`` and ``…_scales`` (`ModelConfig.mxfp4`).
 
     Raises `ModelError` that names the file which is missing, cut short or malformed, or says
     that only pickles are there.
@@ -47,7 +48,9 @@ def find_weights(folder: Path, *, quantised: bool = False) -> tuple[Path, ...]:
         expected = {}
         if not files:
             raise _no_weights(folder)
-    headers = {file.name: read_safetensors_header(file, quantised=quantised) for file in files}
+    headers = {
+        file.name: read_safetensors_header(file, quantised=quantised, mxfp4=mxfp4) for file in files
+    }
     for tensor, name in expected.items():
         if tensor not in headers[name]:
             raise ModelError(
@@ -81,7 +84,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def read_safetensors_header(
-    file: Path, *, quantised: bool = False
+    file: Path, *, quantised: bool = False, mxfp4: bool = False
 ) -> Mapping[str, Mapping[str, Any]]:
     """Tensor name to its entry (``dtype``, ``shape``, ``data_offsets``), without metadata.
 
@@ -112,7 +115,8 @@ def read_safetensors_header(
             file, f"it has {num_bytes:,} bytes, but its header speaks of {8 + length + end:,}"
         )
     for name, dtype in matrices:
-        if dtype not in _FLOATS and not (quantised and dtype in _QUANTISED):
+        is_mxfp4 = mxfp4 and dtype == "U8" and name.endswith(("_blocks", "_scales"))
+        if dtype not in _FLOATS and not (quantised and dtype in _QUANTISED) and not is_mxfp4:
             raise ModelError(
                 f"{file}: tensor {name} is stored as {dtype}, of which the config says "
                 f"nothing; use the model's unquantised weights or a GGUF file of it"

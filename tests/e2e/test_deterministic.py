@@ -129,6 +129,27 @@ def test_a_rows_logits_are_its_own(
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("gemma2", "bfloat16"),
+        ("gemma3", "float32"),
+        ("phi3", "bfloat16"),
+        ("gpt-oss", "bfloat16"),
+        ("olmo3", "bfloat16"),
+        ("granite", "float32"),
+    ],
+)
+def test_a_rows_logits_are_its_own_in_other_families(
+    harness: ModuleType, tiny_model_folder: Any, family: str, dtype: str
+) -> None:
+    checkpoint = open_checkpoint(str(tiny_model_folder("random", family=family, seed=8)))
+    prompts = prompts_that_share(random.Random(5), 250)[::2]
+    ways = all_the_ways(harness, checkpoint, prompts, 6, deterministic=True, dtype=dtype)
+    check_all_equal(ways, len(prompts), 6)
+
+
+@needs_kernels
 @pytest.mark.model
 def test_a_rows_logits_are_its_own_on_a_real_model(harness: ModuleType) -> None:
     checkpoint = open_checkpoint("smollm2-135m")

@@ -82,6 +82,22 @@ def test_answers_are_those_of_a_model_with_rounded_keys_and_values(
     engine.close()
 
 
+@pytest.mark.parametrize("family", ["gemma2", "phi3", "gpt-oss"])
+def test_windows_caps_and_sinks_are_over_rounded_keys_and_values(
+    harness: ModuleType, i3: ModuleType, tiny_model_folder: Any, tmp_path: Path, family: str
+) -> None:
+    folder = tiny_model_folder("random", family=family, prepend_bos=False)
+    checkpoint = open_checkpoint(str(folder))
+    alone = i3.Alone.load(folder, checkpoint.tokenizer.eos_ids, rounding=in_8_bits)
+    oracle = [alone(list(text.encode()), MAX_TOKENS) for text in TEXTS]
+    ways: list[dict[str, Any]] = [{}, {"kv_store": tmp_path}, {"kv_store": tmp_path}]
+    for changes in ways:
+        answers, usage = run(harness, checkpoint, prefill_tokens=24, **changes)
+        given = {row: i3.Answer.of(done) for row, done in answers.items()}
+        i3.compare(oracle, given, checkpoint.tokenizer.eos_ids, alone).check()
+    assert usage.loaded_tokens > 0
+
+
 def config(folder: Path, output: Path | None = None, **engine: Any) -> RunConfig:
     return RunConfig(
         input=[{"prompt": text} for text in TEXTS],

@@ -18,6 +18,7 @@ from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.engine.decode_graphs import token_sizes
 from batchradix.engine.step import Step, empty_i64, i64_table
+from batchradix_kernels.tree_attention import tree_attention_reference
 
 HARNESS = Path(__file__).parents[1] / "e2e" / "conftest.py"
 SHARED = "Answer from the text: seven red stones lie by the river. "
@@ -85,7 +86,7 @@ def make_step(draw: np.random.Generator, num_slots: int, num_tokens: int) -> Ste
     context = [(0, shared, 0, num_tokens), *((int(s), 1, t, t + 1) for t, s in enumerate(slots))]
     return Step(
         token_ids=np.zeros(num_tokens, dtype=np.int64),
-        positions=np.zeros(num_tokens, dtype=np.int64),
+        positions=np.full(num_tokens, shared, dtype=np.int64),
         slots=slots.astype(np.int64),
         context=i64_table(context, 4),
         causal=empty_i64(0, 4),
@@ -98,10 +99,11 @@ def make_step(draw: np.random.Generator, num_slots: int, num_tokens: int) -> Ste
 
 
 def test_a_plan_that_is_filled_again_and_again_is_that_of_its_last_step() -> None:
-    """And the queries it has beyond the step write nothing and get zeros."""
+    """In layers with a window and without; the queries it has beyond the step write nothing and
+    get zeros."""
     shape = AttentionShape(
-        num_layers=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.3,
-        dtype=torch.float32, device=torch.device("cpu"),
+        num_layers=2, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.3,
+        dtype=torch.float32, device=torch.device("cpu"), layer_windows=(None, 7), sinks=True,
     )  # fmt: skip
     backend = TritonAttention(shape)
     draw = np.random.default_rng(3)
@@ -111,19 +113,25 @@ def test_a_plan_that_is_filled_again_and_again_is_that_of_its_last_step() -> Non
     sizes = {backend.sizes(layout, 8) for layout in layouts}
     assert len(sizes) == 1, "steps alike have sizes in common"
     plan = backend.empty_plan(sizes.pop())
-    plan.packed.fill_(2**30)  # whoever reads what was not filled in reads far outside
+    for each in plan.of.values():
+        each.packed.fill_(2**30)  # whoever reads what was not filled in reads far outside
     for step, layout in zip(steps, layouts, strict=True):
-        pool = torch.randn(1, 2, 2, 600, 20)
+        pool = torch.randn(2, 2, 2, 600, 20)
         other = pool.clone()
         q, k, v = torch.randn(8, 4, 20), torch.randn(8, 2, 20), torch.randn(8, 2, 20)
-        n = step.num_tokens
-        wanted = backend.run(0, q[:n], k[:n], v[:n], other, backend.plan(step))
+        sinks, n, once = torch.randn(4), step.num_tokens, backend.plan(step)
         backend.fill(plan, layout)
-        plan.partial.fill_(float("nan"))
-        out = backend.run(0, q, k, v, pool, plan)
-        torch.testing.assert_close(out[:n], wanted)
-        assert torch.equal(pool, other)
-        assert (out[n:] == 0).all()
+        for layer, window in enumerate(shape.layer_windows):
+            wanted = backend.run(layer, q[:n], k[:n], v[:n], other, once, sinks)
+            plan.of[window].partial.fill_(float("nan"))
+            out = backend.run(layer, q, k, v, pool, plan, sinks)
+            torch.testing.assert_close(out[:n], wanted)
+            assert torch.equal(pool, other)
+            assert (out[n:] == 0).all()
+            plain = tree_attention_reference(
+                q[:n], *pool[layer], step.context, [], scale=0.3, window=window, sinks=sinks
+            )
+            torch.testing.assert_close(out[:n].view(plain.shape), plain, rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_waste_little_and_hold_every_step() -> None:

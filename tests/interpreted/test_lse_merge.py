@@ -37,6 +37,12 @@ def check(counts: list[int], num_heads: int, head_dim: int, dtype: torch.dtype) 
     again = torch.empty_like(out)
     merge_parts(outputs, lses, offsets, parts, again)
     assert torch.equal(again, out)
+    sinks = 20 * torch.randn(num_heads)
+    lse.fill_(math.nan)
+    merge_parts(outputs, lses, offsets, parts, out, lse, sinks)
+    merge_parts_reference(outputs, lses, offsets, parts, wanted, None, sinks)
+    assert_matches(out, wanted, TOLERANCES[dtype])
+    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchradix_kernels.float8 import FLOAT8, as_bytes, stored
 from batchradix_kernels.testing import TOLERANCES, assert_matches, poison_except
 from batchradix_kernels.tree_attention import tree_attention_reference
-from batchradix_kernels.tree_attention.reference import tree_attention_lse_reference
+from batchradix_kernels.tree_attention.reference import slots_of_query, tree_attention_lse_reference
 from batchradix_kernels.tree_attention.tiles import Tile, tile_choices
 from batchradix_kernels.tree_attention.triton import TritonTreeAttention
 
@@ -44,6 +44,9 @@ class Case:
     num_programs: int = 8
     padding: int = 0  # items without queries behind the real ones
     q_scale: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         num_heads, num_kv_heads, head_dim = self.heads
@@ -54,6 +57,10 @@ class Case:
         kv = torch.randn(2, num_kv_heads, self.num_slots, head_dim)
         self.kv = stored(kv, self.kv_dtype or self.dtype).to(self.dtype)
         poison_except(self.kv, 2, self.used)
+        self.sinks = torch.randn(num_heads) if self.has_sinks else None
+        if self.window is not None:  # nor may be read what is in no query's window
+            seen = [slots_of_query(t, self.context, self.causal) for t in range(len(self.slots))]
+            poison_except(self.kv, 2, {slot for slots in seen for slot in slots[-self.window :]})
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         num_heads, num_kv_heads, head_dim = self.heads
@@ -66,6 +73,7 @@ class Case:
             device=CPU,
             kv_dtype=self.kv_dtype,
             tiles=self.tiles,
+            softcap=self.softcap,
         )
         kernel._num_programs = self.num_programs
         place = np.arange(self.num_slots)  # of each slot in the pool
@@ -82,6 +90,7 @@ class Case:
             np.array(causal, dtype=np.int64).reshape(-1, 4),
             pages=pages,
             page_size=self.page_size,
+            window=self.window,
         )
         empty = torch.zeros(self.padding, 8, dtype=torch.int32)
         plan = replace(plan, items=tuple(torch.cat([items, empty]) for items in plan.items))
@@ -89,7 +98,7 @@ class Case:
         plan.partial_lse.fill_(math.nan)
         lse = torch.full(self.q.shape[:2], math.nan)
         k, v = self.kv[:, :, self.slots].transpose(1, 2).float()
-        out = kernel.run(plan, pool, self.q, k, v, lse=lse)
+        out = kernel.run(plan, pool, self.q, k, v, lse=lse, sinks=self.sinks)
         written, new = pool[:, :, place[self.slots]], self.kv[:, :, self.slots]
         assert torch.equal(written.float().nan_to_num(99), new.float().nan_to_num(99))
         unused = np.setdiff1d(np.arange(pool.shape[2]), place[self.used])
@@ -119,9 +128,10 @@ class Case:
         assert out.dtype == self.dtype
         q, scale = self.q.to(self.dtype), self.heads[2] ** -0.5
         pieces = (self.context, self.causal)
-        wanted = tree_attention_reference(q, *self.kv, *pieces, scale=scale)
+        of = {"scale": scale, "window": self.window, "softcap": self.softcap}
+        wanted = tree_attention_reference(q, *self.kv, *pieces, **of, sinks=self.sinks)
         assert_matches(out, wanted, TOLERANCES[self.dtype])
-        wanted = tree_attention_lse_reference(q, self.kv[0], *pieces, scale=scale)
+        wanted = tree_attention_lse_reference(q, self.kv[0], *pieces, **of)
         assert_matches(lse, wanted, TOLERANCES[torch.float32], what="lse")
 
 
@@ -202,6 +212,30 @@ def test_nested_new_nodes_with_many_queries_equal_the_reference():
     slots = [*range(9, 59), *range(70, 100), *range(111, 121)]
     causal = [(9, 50, 0, 50), (70, 30, 50, 80), (111, 10, 80, 90)]
     Case(slots, [(0, 9, 0, 90), (9, 50, 50, 90)], causal, heads=(4, 1, 64)).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 40, 10**6])
+def test_queries_see_their_windows_alone(dtype, window):
+    Case(*tree(7), heads=(9, 3, 64), dtype=dtype, window=window).check()
+    context, causal = [(3, 70, 0, 50)], [(77, 50, 0, 50)]
+    slots = list(range(77, 127))
+    Case(slots, context, causal, heads=(8, 1, 96), dtype=dtype, window=window).check()
+    Case(*tree(5), dtype=dtype, page_size=4, window=window, has_sinks=True).check()
+
+
+@pytest.mark.parametrize("num_programs", [1, 4000])
+def test_a_window_may_begin_within_a_run_of_a_long_node(num_programs):
+    context, causal = [(3, 900, 0, 5)], [(910, 5, 0, 5)]
+    Case(list(range(910, 915)), context, causal, num_programs=num_programs, window=500).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_scores_are_capped_and_sinks_take_weight(dtype, softcap):
+    case = Case(*tree(5), dtype=dtype, softcap=softcap, has_sinks=True, q_scale=2 * softcap)
+    case.q[2] = 0
+    case.check()
 
 
 @pytest.mark.parametrize("num_programs", [1, 4000])
@@ -293,6 +327,9 @@ def trees(draw) -> Case:
         dtype=draw(st.sampled_from(DTYPES)),
         kv_dtype=draw(st.sampled_from([None, FLOAT8])),
         page_size=draw(st.sampled_from([0, 3])),
+        window=draw(st.none() | st.integers(1, 60)),
+        softcap=draw(st.sampled_from([None, 3.0])),
+        has_sinks=draw(st.booleans()),
     )
 
 

@@ -17,7 +17,7 @@ from batchradix_kernels.tree_attention.reference import slots_of_query
 TILE_ROWS = (16, 64)
 
 
-def plan(context, causal, num_queries, *, group=4, num_programs=8) -> CascadePlan:
+def plan(context, causal, num_queries, *, group=4, num_programs=8, window=None) -> CascadePlan:
     return plan_cascade(
         np.array(context, dtype=np.int64).reshape(-1, 4),
         np.array(causal, dtype=np.int64).reshape(-1, 4),
@@ -26,6 +26,7 @@ def plan(context, causal, num_queries, *, group=4, num_programs=8) -> CascadePla
         num_kv_heads=2,
         tile_rows=TILE_ROWS,
         num_programs=num_programs,
+        window=window,
     )
 
 
@@ -34,10 +35,12 @@ def slots_seen(made: CascadePlan, query: int) -> list[int]:
     items = np.concatenate(made.items)
     seen: list[int] = []
     for part in made.parts[made.offsets[query] : made.offsets[query + 1]]:
-        ((first, start, end, query_start, _, first_part, limit, _),) = items[
+        ((first, start, end, query_start, _, first_part, limit, position),) = items[
             (items[:, 5] <= part) & (part < items[:, 5] + items[:, 4])
         ]
         assert query == query_start + part - first_part
+        if len(made.first_seen):
+            start = max(start, made.first_seen[query] - position)
         seen.extend(range(first + start, first + min(end, limit + query - query_start)))
     return seen
 
@@ -57,17 +60,41 @@ def pieces(draw):
     return context, causal, num_queries
 
 
+def nested(context, causal, num_queries):
+    """The pieces that hold the queries of every later one, or none of them: a tree's."""
+    kept: list[list[tuple[int, ...]]] = [[], []]
+    taken: list[tuple[int, ...]] = []
+    covered = np.zeros(num_queries, dtype=bool)  # by a causal piece, which ends a query's pieces
+    for kind, group in enumerate((context, causal)):
+        for piece in group:
+            _, _, start, end = piece
+            fits = all((a <= start and end <= b) or end <= a or b <= start for *_, a, b in taken)
+            if fits and start < end and not covered[start:end].any():
+                kept[kind].append(piece)
+                taken.append(piece)
+                covered[start:end] |= kind == 1
+    return *kept, num_queries
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     case=pieces(),
     group=st.sampled_from([1, 3, 8, 16]),
     num_programs=st.sampled_from([1, 100, 100_000]),
+    window=st.sampled_from([None, 1, 40, 300]),
 )
-def test_every_query_sees_its_slots_once_and_in_order(case, group, num_programs):
-    context, causal, num_queries = case
-    made = plan(context, causal, num_queries, group=group, num_programs=num_programs)
+def test_every_query_sees_its_slots_once_and_in_order(case, group, num_programs, window):
+    """With a window, the last of them; no item begins before what its queries see."""
+    context, causal, num_queries = case if window is None else nested(*case)
+    made = plan(context, causal, num_queries, group=group, num_programs=num_programs, window=window)
+    seen = [slots_of_query(query, context, causal) for query in range(num_queries)]
+    seen = seen if window is None else [slots[-window:] for slots in seen]
     for query in range(num_queries):
-        assert slots_seen(made, query) == slots_of_query(query, context, causal)
+        assert slots_seen(made, query) == seen[query]
+    for item in np.concatenate(made.items).tolist():
+        first, start, _, query_start, count, *_ = item
+        places = [slot - first for t in range(query_start, query_start + count) for slot in seen[t]]
+        assert window is None or start >= min(place for place in places if place >= 0)
     for rows, items in zip(TILE_ROWS, made.items, strict=True):
         assert (items[:, 4] * group <= rows).all()
         assert (items[:, 4] > 0).all()

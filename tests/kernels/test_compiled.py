@@ -27,12 +27,18 @@ MERGE = CompileCase(
     name="merge",
     kernel="batchradix_kernels.lse_merge.triton:merge_parts_kernel",
     signature={
-        **dict.fromkeys(("outputs", "lses", "out_lse"), "*fp32"),
+        **dict.fromkeys(("outputs", "lses", "out_lse", "sinks"), "*fp32"),
         **dict.fromkeys(("offsets", "parts"), "*i32"),
         "out": "*bf16",
         "num_heads": "i32",
     },
-    constexprs={"HEAD_DIM": 128, "BLOCK_H": 16, "BLOCK_E": 128, "WITH_LSE": True},
+    constexprs={
+        "HEAD_DIM": 128,
+        "BLOCK_H": 16,
+        "BLOCK_E": 128,
+        "WITH_LSE": True,
+        "WITH_SINKS": True,
+    },
 )
 STRIDES = ("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride")
 STORE = CompileCase(
@@ -91,6 +97,24 @@ def test_small_kernels_and_other_forms_of_attention_compile_without_spilling():
     for report in reports:
         report.check()
         assert (report.mma > 0) == (report.target == "gfx942")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "capped"),
+    [
+        (128, 4, False),
+        (256, 2, True),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in [(64, 8, True), (256, 8, True)]
+        ),
+    ],
+)
+def test_layers_with_windows_and_capped_scores_keep_tensor_cores(head_dim, group, capped):
+    cases = compile_cases(head_dim, group, torch.bfloat16, windowed=True, capped=capped)
+    for case, report in zip(cases, compile_reports(cases), strict=True):
+        report.check()
+        assert (report.wgmma > 0) == (case.constexprs["BLOCK_M"] == 128)
 
 
 def test_keys_and_values_in_8_bits_keep_tensor_cores_and_take_less_shared_memory(on_hopper):

@@ -15,7 +15,7 @@ from batchradix_kernels.native import Level, level, library, limit_level
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import tree_attention_reference
 from batchradix_kernels.tree_attention.cpu import CpuTreeAttention, is_supported
-from batchradix_kernels.tree_attention.reference import tree_attention_lse_reference
+from batchradix_kernels.tree_attention.reference import slots_of_query, tree_attention_lse_reference
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the C kernels were not built")
 
@@ -41,6 +41,9 @@ class Case:
     heads: tuple[int, int, int] = (6, 2, 64)
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         num_heads, num_kv_heads, head_dim = self.heads
@@ -55,6 +58,7 @@ class Case:
         self.old = sorted(used - set(self.slots))
         self.old_kv = torch.randn(2, num_kv_heads, len(self.old), head_dim).to(self.dtype)
         self.scale = head_dim**-0.5
+        self.sinks = torch.randn(num_heads) if self.has_sinks else None
 
     def kernel(self) -> CpuTreeAttention:
         num_heads, num_kv_heads, head_dim = self.heads
@@ -64,6 +68,7 @@ class Case:
             head_dim=head_dim,
             scale=self.scale,
             dtype=self.dtype,
+            softcap=self.softcap,
         )
 
     def run(self, *, change=None):
@@ -71,7 +76,9 @@ class Case:
         kernel = self.kernel()
         pool = kernel.allocate(2, self.num_slots)
         pool.storage.fill_(math.nan)
-        pool.write(1, np.array(self.old, dtype=np.int64), self.old_kv)
+        unseen = torch.from_numpy(np.isin(self.old, self.unseen()))
+        old_kv = self.old_kv.masked_fill(unseen[:, None], math.nan)
+        pool.write(1, np.array(self.old, dtype=np.int64), old_kv)
         if change is not None:
             change(pool)
         plan = kernel.plan(
@@ -79,11 +86,19 @@ class Case:
             np.array(self.context, dtype=np.int64).reshape(-1, 4),
             np.array(self.causal, dtype=np.int64).reshape(-1, 4),
             self.num_slots,
+            window=self.window,
         )
         lse = torch.full(self.q.shape[:2], math.nan)
-        out = kernel.run(plan, pool, 1, self.q, self.k, self.v, lse=lse)
+        out = kernel.run(plan, pool, 1, self.q, self.k, self.v, lse=lse, sinks=self.sinks)
         assert pool.storage[0].isnan().all()
         return out.view(self.q.shape), lse
+
+    def unseen(self) -> list[int]:
+        """The old slots in no query's window."""
+        if self.window is None:
+            return []
+        seen = [slots_of_query(t, self.context, self.causal) for t in range(len(self.slots))]
+        return sorted(set(self.old) - {s for slots in seen for s in slots[-self.window :]})
 
     def pool(self) -> torch.Tensor:
         """Keys and values [2, K, S, E] as they are after the step, NaN where none are."""
@@ -98,11 +113,11 @@ class Case:
         out, lse = self.run()
         assert out.dtype == self.dtype
         q, pool = self.q.to(self.dtype), self.pool()
-        wanted = tree_attention_reference(q, *pool, self.context, self.causal, scale=self.scale)
+        pieces = self.context, self.causal
+        of = {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+        wanted = tree_attention_reference(q, *pool, *pieces, **of, sinks=self.sinks)
         assert_matches(out, wanted, TOLERANCES[self.dtype])
-        wanted = tree_attention_lse_reference(
-            q, pool[0], self.context, self.causal, scale=self.scale
-        )
+        wanted = tree_attention_lse_reference(q, pool[0], *pieces, **of)
         assert_matches(lse, wanted, TOLERANCES[torch.float32], what="lse")
 
 
@@ -155,6 +170,72 @@ def test_pieces_may_begin_and_end_anywhere(each_level, dtype, start, length):
     Case([own], [(start, length, 0, 1), (own, 1, 0, 1)], [], dtype=dtype).check()
 
 
+# Windows that show one slot, end within a block, at its edge, within a node, and before all.
+WINDOWS = [1, 32, 45, 129, 10**9]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_decoding_rows_see_their_windows_alone(each_level, dtype, window):
+    Case(*tree(23), dtype=dtype, window=window).check()
+    Case(*tree(9), heads=(4, 1, 128), dtype=dtype, window=window, has_sinks=True).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_prefilled_tokens_see_their_windows_alone(each_level, dtype, window):
+    """Behind a context of two nodes, and of nothing, with a node of one token between."""
+    context = [(3, 70, 0, 150), (80, 1, 0, 150), (90, 40, 0, 150)]
+    for heads in ((3, 1, 64), (4, 2, 20)):
+        slots = list(range(177, 327))
+        Case(slots, context, [(177, 150, 0, 150)], heads, dtype, window=window).check()
+    Case(list(range(5, 105)), [], [(5, 100, 0, 100)], dtype=dtype, window=window).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("heads", [(2, 2, 64), (9, 3, 64), (7, 1, 96)])
+def test_scores_are_capped_and_sinks_take_weight(each_level, dtype, softcap, heads):
+    """Of any size, both signs and zero."""
+    case = Case(*tree(23), heads=heads, dtype=dtype, softcap=softcap, has_sinks=True)
+    case.q *= torch.linspace(0, 3 * softcap, 23)[:, None, None]
+    case.check()
+    case.sinks = torch.linspace(-200, 200, heads[0])
+    out, _ = case.run()
+    assert out.isfinite().all()
+    assert (out[:, 0] != 0).any()
+    assert (out[:, -1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(9, 3, 64), (7, 1, 96)])
+@pytest.mark.parametrize("window", [17, 90])
+def test_a_row_with_a_window_is_the_same_whatever_stands_beside_it(
+    each_level, dtype, heads, window
+):
+    case = Case(*tree(23), heads=heads, dtype=dtype, window=window, softcap=20.0)
+    together, _ = case.run()
+    pool = case.pool().to(dtype)
+    for row in (0, 5, 13, 22):
+        context = [(s, n, 0, 1) for s, n, a, b in case.context if a <= row < b]
+        alone = Case([case.slots[row]], context, [], heads, dtype, window=window, softcap=20.0)
+        alone.q, alone.k, alone.v = (x[row : row + 1] for x in (case.q, case.k, case.v))
+        alone.old_kv = pool[:, :, alone.old]
+        assert torch.equal(alone.run()[0][0], together[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("broken", ["k", "v"])
+def test_a_broken_token_breaks_those_alone_that_have_it_in_their_window(each_level, dtype, broken):
+    case = Case(list(range(7, 157)), [], [(7, 150, 0, 150)], dtype=dtype, window=40)
+    healthy, _ = case.run()
+    getattr(case, broken)[41] = math.nan
+    out, _ = case.run()
+    assert torch.equal(out[:41], healthy[:41])
+    assert not out[41:81].isfinite().any()
+    assert torch.equal(out[81:], healthy[81:])
+
+
 @st.composite
 def trees(draw) -> Case:
     """Any tree of old nodes, new nodes and decoding rows, its slots with gaps and in any order."""
@@ -179,7 +260,16 @@ def trees(draw) -> Case:
 
     grow(draw(st.integers(0, 3)))
     heads = draw(st.sampled_from(HEADS))
-    return Case(slots, context, causal, heads=heads, dtype=draw(st.sampled_from(DTYPES)))
+    return Case(
+        slots,
+        context,
+        causal,
+        heads=heads,
+        dtype=draw(st.sampled_from(DTYPES)),
+        window=draw(st.none() | st.integers(1, 150)),
+        softcap=draw(st.sampled_from([None, None, 1.0, 30.0])),
+        has_sinks=draw(st.booleans()),
+    )
 
 
 @settings(deadline=None, max_examples=40)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -50,9 +52,10 @@ def make_layer(dtype: torch.dtype, quantised: str, *, biased: bool, normed: bool
 
 
 class Attention:
-    """Two queries under a shared prefix and a chunk of new tokens, in a pool half filled."""
+    """Two queries under a shared prefix and a chunk of new tokens, in a pool half filled; the
+    first layer may have a window."""
 
-    def __init__(self, dtype: torch.dtype, num_tokens: int) -> None:
+    def __init__(self, dtype: torch.dtype, num_tokens: int, window: int | None = None) -> None:
         self.kernel = CpuTreeAttention(
             num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, scale=0.2, dtype=dtype
         )
@@ -64,7 +67,10 @@ class Attention:
         slots = np.arange(100, 100 + num_tokens)
         context = np.array([[0, 70, 0, num_tokens]])
         causal = np.array([[100, num_tokens, 0, num_tokens]])
-        self.plan = self.kernel.plan(slots, context, causal, SLOTS)
+        self.plans = [
+            self.kernel.plan(slots, context, causal, SLOTS, window=None if layer else window)
+            for layer in range(LAYERS)
+        ]
 
 
 def one_by_one(
@@ -92,7 +98,8 @@ def one_by_one(
         norms = None if layer.head_norms is None else (*layer.head_norms, EPSILON)
         rope(heads, *angles, HEADS, KV_HEADS, norms)
         q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
-        out = attention.kernel.run(attention.plan, attention.pool, i, q, k, v)
+        plan, pool = attention.plans[i], attention.pool
+        out = attention.kernel.run(plan, pool, i, q, k, v, sinks=layer.sinks)
         left = apply(1, out)
         gate_up = apply(2, norm(layer.mlp_norm, layer.gate_up, left))
         if isinstance(layer.gate_up, Int8Weight):
@@ -114,12 +121,17 @@ CASES = [
 
 @pytest.mark.parametrize(("dtype", "quantised"), CASES, ids=lambda case: str(case))
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("extras", [False, True], ids=["plain", "biases and head norms"])
+@pytest.mark.parametrize(
+    "extras", [False, True], ids=["plain", "biases, head norms, a window and sinks"]
+)
 def test_it_equals_its_operations(every_level, dtype, quantised, num_threads, extras):
     if quantised != "qogd" and not serves(HIDDEN, HIDDEN):
         pytest.skip("no products of bfloat16 on this instruction set")
     torch.manual_seed(0)
     layers = [make_layer(dtype, quantised, biased=extras, normed=extras) for _ in range(LAYERS)]
+    window = 30 if extras else None
+    if extras:
+        layers[1] = replace(layers[1], sinks=torch.randn(HEADS))
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -136,11 +148,11 @@ def test_it_equals_its_operations(every_level, dtype, quantised, num_threads, ex
             turns = torch.rand(num_tokens, DIM // 2) * 6
             angles = (turns.cos(), turns.sin())
             torch.manual_seed(num_tokens)
-            mine = Attention(dtype, num_tokens)
+            mine = Attention(dtype, num_tokens, window)
             torch.manual_seed(num_tokens)
-            theirs = Attention(dtype, num_tokens)
+            theirs = Attention(dtype, num_tokens, window)
             wanted = one_by_one(layers, x.clone(), angles, theirs)
-            out = decoder.run(x, *angles, mine.plan, mine.pool)
+            out = decoder.run(x, *angles, mine.plans, mine.pool)
             assert out is x
             assert torch.equal(out, wanted)
             assert torch.equal(mine.pool.storage.nan_to_num(), theirs.pool.storage.nan_to_num())
@@ -159,7 +171,7 @@ def test_a_smaller_step_follows_one_that_memory_ran_out_for(monkeypatch):
         x, turns = torch.ones(num_tokens, HIDDEN), torch.ones(num_tokens, DIM // 2)
         torch.manual_seed(num_tokens)
         attention = Attention(torch.float32, num_tokens)
-        return decoder.run(x, turns, turns, attention.plan, attention.pool)
+        return decoder.run(x, turns, turns, attention.plans, attention.pool)
 
     def little(size, **options):
         if options.get("dtype") == torch.float32 and isinstance(size, int) and size > 40 * HIDDEN:

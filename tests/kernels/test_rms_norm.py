@@ -38,6 +38,20 @@ def test_it_equals_its_reference(every_level, dtype, shape, has_residual):
     assert_matches(out, wanted, TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("shape", [(3, 7), (64, 576)])
+def test_weights_may_be_float32_beside_bfloat16(every_level, shape):
+    x, residual, weight = make(*shape, torch.bfloat16)
+    weight = weight.float() + 1e-3  # which bfloat16 would round off
+    wanted = rms_norm_reference((x + residual).double(), weight.double(), 1e-5)
+    out = rms_norm(x, weight, 1e-5, residual)
+    assert out.dtype == torch.bfloat16
+    # Computed in float32 and rounded once.
+    assert ((out.double() - wanted).abs() <= wanted.abs() * 2**-8 * 1.01).all()
+    values, scales = rms_norm_int8(x, weight, 1e-5)
+    turned = rotate_rows_reference(wanted)
+    assert ((values.double() - turned / scales.double()[:, None]).abs() <= 0.501).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_depends_on_itself_alone(every_level, dtype):
     x, residual, weight = make(130, 577, dtype)

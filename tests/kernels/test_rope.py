@@ -42,6 +42,16 @@ def test_it_equals_its_reference(every_level, dtype, shape, normalised):
     assert heads[:, rotated:].isnan().all()
 
 
+def test_norms_may_be_float32_beside_bfloat16(every_level):
+    heads, cosines, sines = make(64, 9, 3, 64, torch.bfloat16)
+    q_weight, k_weight, epsilon = norms_of(64, torch.float32)
+    wanted = heads.double()
+    rope_reference(wanted, cosines, sines, 9, 3, (q_weight, k_weight, epsilon))
+    rope(heads, cosines, sines, 9, 3, (q_weight, k_weight, epsilon))
+    off = (heads[:, :12].double() - wanted[:, :12]).abs()
+    assert (off <= wanted[:, :12].abs() * 2**-8 * 1.01 + 1e-6).all()  # rounded once
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalised", [False, True])
 def test_a_row_depends_on_itself_alone(every_level, dtype, normalised):

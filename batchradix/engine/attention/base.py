@@ -36,7 +36,8 @@ class AttentionShape:
     ``batch_invariant`` asks that what a query gets does not depend, to the last bit, on the rows
     beside it, on where slots lie, or on what was computed in which step.
 
-    ``layer_windows``, ``softcap``: as in `ModelConfig`; of scores after ``scale``.
+    ``layer_windows``, ``softcap``, ``sinks``: as in `ModelConfig`; the cap is that of scores after
+    ``scale``.
     """
 
     num_layers: int
@@ -50,6 +51,18 @@ class AttentionShape:
     kv_dtype: torch.dtype | None = None
     layer_windows: tuple[int | None, ...] = ()
     softcap: float | None = None
+    sinks: bool = False
+
+    def window(self, layer: int) -> int | None:
+        """Of a layer: how many tokens a query sees, itself included; None: all."""
+        return self.layer_windows[layer] if self.layer_windows else None
+
+    def windows_within(self, step: Step) -> tuple[int | None, ...]:
+        """Of each layer, in a step; None also where no query has so many tokens before it."""
+        if not self.layer_windows:
+            return (None,) * self.num_layers
+        longest = int(step.positions.max()) + 1
+        return tuple(w if w is not None and w < longest else None for w in self.layer_windows)
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -70,6 +83,17 @@ class AttentionShape:
             "num_kv_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
         }
+
+    @property
+    def peculiarities(self) -> dict[str, Any]:
+        """What else decides it in models that have such; may be written as JSON."""
+        has_windows = any(window is not None for window in self.layer_windows)
+        found = {
+            "layer_windows": list(self.layer_windows) if has_windows else None,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+        }
+        return {name: value for name, value in found.items() if value}
 
     @classmethod
     def of(
@@ -94,6 +118,7 @@ class AttentionShape:
             kv_dtype=FLOAT8 if kv_dtype == "fp8" else None,
             layer_windows=config.layer_windows,
             softcap=config.attention_softcap,
+            sinks=config.attention_sinks,
         )
 
 
@@ -140,9 +165,12 @@ class AttentionBackend(KVBackend, Protocol):
         v_TKE: torch.Tensor,
         pool: Any,
         plan: Any,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Writes keys and values of the step's queries to the pool, then attends.
+        """Writes keys and values of the step's queries to the pool, then attends; in a layer with
+        a window (`AttentionShape.layer_windows`) to the last tokens of each query alone.
 
+        ``sinks_H``: float32, a score a head that takes softmax weight and gives no value.
         ``q_THE`` may be float32 beside another model dtype; returns [T, H · E] in the model
         dtype. Reads no slot outside the step's pieces.
         """

@@ -22,6 +22,7 @@ from batchradix.engine.memory import enough_memory
 from batchradix.engine.step import Step, i64_table
 from batchradix.types import I64
 from batchradix_kernels.float8 import stored
+from batchradix_kernels.tree_attention.window import piece_table, positions_of
 
 if TYPE_CHECKING:
     from batchradix_kernels.tree_attention.tiles import Tile
@@ -240,10 +241,12 @@ def _wait(device: torch.device) -> None:
 def _step(
     slots: I64, context: Sequence[tuple[int, ...]], causal: Sequence[tuple[int, ...]]
 ) -> Step:
+    pieces = i64_table(context, 4), i64_table(causal, 4)
+    _, positions = positions_of(piece_table(*pieces), len(slots))
     return Step(
         token_ids=np.zeros_like(slots),
-        positions=np.zeros_like(slots),
+        positions=positions,
         slots=slots,
-        context=i64_table(context, 4),
-        causal=i64_table(causal, 4),
+        context=pieces[0],
+        causal=pieces[1],
     )

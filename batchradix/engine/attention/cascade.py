@@ -41,6 +41,7 @@ class CascadeShape:
     dtype: torch.dtype
     device: torch.device
     values_in_keys: bool = False
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,21 @@ class _Round:
 
 
 class Cascade:
-    """The pieces of one step, over keys and values of ``num_slots`` slots; used by every layer.
+    """The pieces of one step, over keys and values of ``num_slots`` slots; used by every layer of
+    the same ``window``.
 
     ``partial``: float32[L, K, T + 1, G, V] and ``partial_lse`` [L, K, T + 1, G], the last query
     being where padding goes. A query without a piece at some level keeps zero and ``-inf`` there,
     which holds over all layers since they all write the same places.
     """
 
-    def __init__(self, shape: CascadeShape, pieces: StepPieces, num_slots: int) -> None:
+    def __init__(
+        self,
+        shape: CascadeShape,
+        pieces: StepPieces,
+        num_slots: int,
+        window: int | None = None,
+    ) -> None:
         self._shape = shape
         self._num_slots = num_slots
         self._num_tokens = pieces.num_tokens
@@ -81,7 +89,7 @@ class Cascade:
         limits = GroupLimits(shape.group, shape.num_kv_heads, width)
         self._rounds = tuple(
             _Round(r.num_levels, r.alone, tuple(self._flatten(g) for g in r.groups))
-            for r in plan_rounds(pieces, limits)
+            for r in plan_rounds(pieces, limits, window)
         )
         num_levels = max(r.num_levels for r in self._rounds)
         size = (num_levels, shape.num_kv_heads, self._num_tokens + 1, shape.group)
@@ -132,8 +140,8 @@ class Cascade:
         k = v = keys[:, slots].to(self._shape.dtype)
         if values is not None:
             v = values[:, slots].to(self._shape.dtype)
-        scale, causal = self._shape.scale, piece.causal
-        out, lse = attend_piece(q[:, queries], k, v, scale=scale, causal=causal)
+        scale, cap, causal = self._shape.scale, self._shape.softcap, piece.causal
+        out, lse = attend_piece(q[:, queries], k, v, scale=scale, causal=causal, softcap=cap)
         self._partial[piece.level, :, queries] = out[..., : self._shape.v_dim]
         self._partial_lse[piece.level, :, queries] = lse
 
@@ -147,7 +155,7 @@ class Cascade:
         if values is not None:
             v = self._gather(values, group).view(num_products, num_slots, -1)
         rows = rows.view(num_products, -1, shape.k_dim)
-        out, lse = attend_padded(rows, k, v, group.bias, scale=shape.scale)
+        out, lse = attend_padded(rows, k, v, group.bias, scale=shape.scale, softcap=shape.softcap)
         out = out[..., : shape.v_dim].reshape(-1, shape.group * shape.v_dim)
         width = shape.group * shape.v_dim
         self._partial.view(-1, width).index_copy_(0, group.targets, out)

@@ -19,6 +19,9 @@ from batchradix_kernels.tree_attention.cpu import (
     is_supported,
 )
 
+CpuPlans = tuple[CpuTreePlan, ...]
+"""Of each layer; those of one window are the same."""
+
 
 class CpuAttention:
     """Implements `AttentionBackend`."""
@@ -31,6 +34,7 @@ class CpuAttention:
             head_dim=shape.head_dim,
             scale=shape.scale,
             dtype=shape.dtype,
+            softcap=shape.softcap,
         )
         self._num_slots = 0
 
@@ -82,11 +86,17 @@ class CpuAttention:
         for layer, kv in enumerate(torch.stack((k, v), dim=1)):
             pool.write(layer, slots, kv)
 
-    def plan(self, step: Step) -> CpuTreePlan:
+    def plan(self, step: Step) -> CpuPlans:
+        windows = self.shape.windows_within(step)
+        of_window = {window: self._plan(step, window) for window in dict.fromkeys(windows)}
+        return tuple(of_window[window] for window in windows)
+
+    def _plan(self, step: Step, window: int | None) -> CpuTreePlan:
+        kernel, num_slots = self._kernel, self._num_slots
         if self.shape.batch_invariant:
             cut = plan_windows(step)
-            return self._kernel.plan_windows(step.slots, cut.runs, cut.parts, self._num_slots)
-        return self._kernel.plan(step.slots, step.context, step.causal, self._num_slots)
+            return kernel.plan_windows(step.slots, cut.runs, cut.parts, num_slots, window=window)
+        return kernel.plan(step.slots, step.context, step.causal, num_slots, window=window)
 
     def run(
         self,
@@ -95,6 +105,7 @@ class CpuAttention:
         k_TKE: torch.Tensor,
         v_TKE: torch.Tensor,
         pool: PairedPool,
-        plan: CpuTreePlan,
+        plan: CpuPlans,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._kernel.run(plan, pool, layer, q_THE, k_TKE, v_TKE)
+        return self._kernel.run(plan[layer], pool, layer, q_THE, k_TKE, v_TKE, sinks=sinks_H)

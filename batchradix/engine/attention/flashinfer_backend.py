@@ -81,6 +81,8 @@ class FlashInferAttention:
         """Why it does not serve, and what to do instead; None where it does."""
         if shape.pool_dtype != shape.dtype:
             return "it is given no keys and values in 8 bits (`kv_dtype` fp8); use triton or torch"
+        if shape.peculiarities:
+            return "it is given no sliding windows, capped scores or sinks; use torch"
         why = missing_flashinfer(shape.device, shape.dtype)
         if why is None and shape.head_dim not in _HEAD_DIMS:
             why = f"there is none for heads of {shape.head_dim}, only of 64, 128, 256; use triton"
@@ -131,7 +133,9 @@ class FlashInferAttention:
         v_TKE: torch.Tensor,
         pool: torch.Tensor,
         plan: FlashInferPlan,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        assert sinks_H is None
         assert plan is self._planned, "the wrappers hold a later plan"
         kv_store(k_TKE, v_TKE, plan.slots, pool[layer])
         q_THE = q_THE.to(self.shape.dtype)

@@ -55,6 +55,7 @@ def table_key(
         "dtype": str(shape.dtype).removeprefix("torch."),
         "kv_dtype": str(shape.pool_dtype).removeprefix("torch."),
         **shape.sizes,
+        **(shape.peculiarities if isinstance(shape, AttentionShape) else {}),
     }
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 
 from batchradix.engine.attention.base import AttentionShape
-from batchradix.engine.attention.cpu_backend import CpuAttention
+from batchradix.engine.attention.cpu_backend import CpuAttention, CpuPlans
 from batchradix.engine.attention.mla_base import MlaShape, UpProjection
 from batchradix.engine.step import Step
 from batchradix.types import I64
-from batchradix_kernels.tree_attention.cpu import CpuTreePlan, PairedPool
+from batchradix_kernels.tree_attention.cpu import PairedPool
 
 
 class CpuMla:
@@ -46,7 +46,7 @@ class CpuMla:
         keys = torch.cat((k, v), dim=-1)
         self._heads.load(pool, slot_start, keys, keys)
 
-    def plan(self, step: Step) -> CpuTreePlan:
+    def plan(self, step: Step) -> CpuPlans:
         return self._heads.plan(step)
 
     def run(
@@ -58,7 +58,7 @@ class CpuMla:
         k_rope_TR: torch.Tensor,
         up: UpProjection,
         pool: PairedPool,
-        plan: CpuTreePlan,
+        plan: CpuPlans,
     ) -> torch.Tensor:
         shape = self.shape
         num_tokens = len(latent_TC)

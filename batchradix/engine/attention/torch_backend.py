@@ -23,11 +23,12 @@ from batchradix_kernels.float8 import as_bytes, stored
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """``write_rows``: [T·K] rows of a layer's keys [K·slots, E]."""
+    """``write_rows``: [T·K] rows of a layer's keys [K·slots, E]; ``cascades``: of each layer,
+    those of one window being the same."""
 
     num_tokens: int
     write_rows: torch.Tensor
-    cascade: Cascade
+    cascades: tuple[Cascade, ...]
 
 
 class TorchAttention:
@@ -44,6 +45,7 @@ class TorchAttention:
             scale=shape.scale,
             dtype=shape.dtype,
             device=shape.device,
+            softcap=shape.softcap,
         )
         self._num_slots = 0
 
@@ -66,10 +68,15 @@ class TorchAttention:
     def plan(self, step: Step) -> TorchPlan:
         heads = np.arange(self.shape.num_kv_heads)
         rows = (heads * self._num_slots + step.slots[:, None]).ravel()
+        windows = self.shape.windows_within(step)
+        cascades = {
+            window: Cascade(self._cascade_shape, step, self._num_slots, window)
+            for window in dict.fromkeys(windows)
+        }
         return TorchPlan(
             num_tokens=step.num_tokens,
             write_rows=torch.from_numpy(rows).to(self.shape.device),
-            cascade=Cascade(self._cascade_shape, step, self._num_slots),
+            cascades=tuple(cascades[window] for window in windows),
         )
 
     def run(
@@ -80,6 +87,7 @@ class TorchAttention:
         v_TKE: torch.Tensor,
         pool: torch.Tensor,
         plan: TorchPlan,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         shape, num_tokens = self.shape, plan.num_tokens
         keys, values = pool[layer].unbind(0)
@@ -90,6 +98,12 @@ class TorchAttention:
         size = (num_tokens, shape.num_kv_heads, self._group, shape.head_dim)
         q_KTGE = torch.empty((size[1], size[0], *size[2:]), dtype=shape.dtype, device=shape.device)
         q_KTGE.copy_(q_THE.view(size).transpose(0, 1))
-        merged = plan.cascade.outputs(q_KTGE, keys, values)
+        cascade = plan.cascades[layer]
+        if sinks_H is None:
+            merged = cascade.outputs(q_KTGE, keys, values)
+        else:
+            merged, lse_KTG = cascade.outputs_and_lse(q_KTGE, keys, values)
+            sinks = sinks_H.view(shape.num_kv_heads, 1, self._group)
+            merged = merged * torch.sigmoid(lse_KTG - sinks)[..., None]
         out = torch.empty(size, dtype=shape.dtype, device=shape.device)
         return out.copy_(merged.transpose(0, 1)).view(num_tokens, -1)

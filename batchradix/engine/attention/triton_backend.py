@@ -6,8 +6,9 @@ what they compute and takes about a thousand times as long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -20,6 +21,21 @@ from batchradix_kernels.triton_runtime import is_installed, serves
 if TYPE_CHECKING:
     from batchradix_kernels.tree_attention.tiles import Tile
     from batchradix_kernels.tree_attention.triton import PlanSizes, TreeLayout, TritonTreePlan
+
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed(Generic[Part]):
+    """``windows``: of each layer; ``of``: something for each of them."""
+
+    windows: tuple[int | None, ...]
+    of: dict[int | None, Part]
+
+
+if TYPE_CHECKING:
+    TritonPlans = Windowed[TritonTreePlan]
 
 
 class TritonAttention:
@@ -39,6 +55,7 @@ class TritonAttention:
             device=shape.device,
             kv_dtype=shape.kv_dtype,
             tiles=tiles,
+            softcap=shape.softcap,
         )
 
     @staticmethod
@@ -63,20 +80,33 @@ class TritonAttention:
     def load(self, pool: torch.Tensor, slot_start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         plain_pool.load(pool, slot_start, k, v)
 
-    def plan(self, step: Step) -> TritonTreePlan:
-        return self._kernel.plan(step.slots, step.context, step.causal)
+    def plan(self, step: Step) -> TritonPlans:
+        layout = self.lay_out(step)
+        plan = self._empty_plan(Windowed(layout.windows, _sizes_of(layout)), shared=False)
+        self.fill(plan, layout)
+        return plan
 
-    def lay_out(self, step: Step) -> TreeLayout:
-        return self._kernel.lay_out(step.slots, step.context, step.causal)
+    def lay_out(self, step: Step) -> Windowed[TreeLayout]:
+        windows = self.shape.windows_within(step)
+        pieces = step.slots, step.context, step.causal
+        return Windowed(
+            windows,
+            {each: self._kernel.lay_out(*pieces, window=each) for each in dict.fromkeys(windows)},
+        )
 
-    def sizes(self, layout: TreeLayout, num_tokens: int) -> PlanSizes:
-        return layout.sizes.rounded(num_tokens)
+    def sizes(self, layout: Windowed[TreeLayout], num_tokens: int) -> Hashable:
+        sizes = _sizes_of(layout)
+        return layout.windows, tuple(each.rounded(num_tokens) for each in sizes.values())
 
-    def empty_plan(self, sizes: PlanSizes) -> TritonTreePlan:
-        return self._kernel.empty_plan(sizes, shared=True)
+    def empty_plan(self, sizes: Any) -> TritonPlans:
+        windows, of_each = sizes
+        return self._empty_plan(
+            Windowed(windows, dict(zip(dict.fromkeys(windows), of_each, strict=True))), shared=True
+        )
 
-    def fill(self, plan: TritonTreePlan, layout: TreeLayout) -> None:
-        self._kernel.fill(plan, layout)
+    def fill(self, plan: TritonPlans, layout: Windowed[TreeLayout]) -> None:
+        for window, each in layout.of.items():
+            self._kernel.fill(plan.of[window], each)
 
     def run(
         self,
@@ -85,9 +115,21 @@ class TritonAttention:
         k_TKE: torch.Tensor,
         v_TKE: torch.Tensor,
         pool: torch.Tensor,
-        plan: TritonTreePlan,
+        plan: TritonPlans,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._kernel.run(plan, pool[layer], q_THE, k_TKE, v_TKE)
+        of_layer = plan.of[plan.windows[layer]]
+        return self._kernel.run(of_layer, pool[layer], q_THE, k_TKE, v_TKE, sinks=sinks_H)
+
+    def _empty_plan(self, sizes: Windowed[PlanSizes], *, shared: bool) -> TritonPlans:
+        """``shared``: as in `TritonTreeAttention.empty_plan`."""
+        kernel = self._kernel
+        plans = {w: kernel.empty_plan(each, shared=shared) for w, each in sizes.of.items()}
+        return Windowed(sizes.windows, plans)
+
+
+def _sizes_of(layout: Windowed[TreeLayout]) -> dict[int | None, PlanSizes]:
+    return {window: each.sizes for window, each in layout.of.items()}
 
 
 def without_triton(device: torch.device) -> str | None:

@@ -6,14 +6,15 @@ import torch
 
 from batchradix.engine.layers.gated import GatedLinear, OneStep, TwoSteps
 from batchradix.engine.layers.linear import Bf16Linear, GroupedLinear, Int8Linear, Linear
-from batchradix.engine.layers.norm import RMSNorm
+from batchradix.engine.layers.norm import NormBefore, RMSNorm
 from batchradix_kernels.decoder import DecoderLayer, Weight
+from batchradix_kernels.swiglu import SILU
 
 
 def fused_layer(
     *,
-    input_norm: RMSNorm,
-    mlp_norm: RMSNorm,
+    input_norm: NormBefore,
+    mlp_norm: NormBefore,
     head_norms: tuple[torch.Tensor, torch.Tensor] | None,
     qkv: Linear,
     o: Linear,
@@ -23,6 +24,10 @@ def fused_layer(
     """The parts, still used by their owners too; None where some other library multiplies, or
     where no kernel is for this dtype or device."""
     linears: list[Bf16Linear | GroupedLinear | Int8Linear] = []
+    if isinstance(gate_up, TwoSteps) and gate_up.gating != SILU:
+        return None
+    if not isinstance(input_norm, RMSNorm) or not isinstance(mlp_norm, RMSNorm):
+        return None
     for part in (qkv, o, gate_up, down):
         linear = part.linear if isinstance(part, OneStep | TwoSteps) else part
         if not isinstance(linear, Bf16Linear | GroupedLinear | Int8Linear):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from batchradix.checkpoint.model_config import Activation, ClampedSwiglu
 from batchradix.engine.layers.linear import Bf16Linear, GroupedLinear, Linear, Rows
 from batchradix_kernels.quantise_rows import quantise_rows
-from batchradix_kernels.swiglu import swiglu, swiglu_int8
+from batchradix_kernels.swiglu import SILU, Gating, swiglu, swiglu_int8
 
 
 class GatedLinear(Protocol):
@@ -18,11 +19,19 @@ class GatedLinear(Protocol):
     def __call__(self, x: Rows, *, to_int8: bool) -> Rows: ...
 
 
+def gating_of(activation: Activation, clamped: ClampedSwiglu | None = None) -> Gating:
+    """How the gates of a config are applied."""
+    if clamped is not None:
+        return Gating("clamped", clamped.alpha, clamped.limit)
+    return Gating(activation)
+
+
 class TwoSteps:
     """``linear`` gives gates and then what they gate, [T, 2 · F]."""
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Linear, gating: Gating = SILU) -> None:
         self.linear = linear
+        self.gating = gating
 
     @property
     def is_quantised(self) -> bool:
@@ -30,7 +39,7 @@ class TwoSteps:
 
     def __call__(self, x: Rows, *, to_int8: bool) -> Rows:
         gate_up = self.linear(x)
-        return swiglu_int8(gate_up) if to_int8 else swiglu(gate_up)
+        return (swiglu_int8 if to_int8 else swiglu)(gate_up, self.gating)
 
 
 class OneStep:

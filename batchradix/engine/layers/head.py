@@ -66,21 +66,39 @@ class StoredRows:
 
 
 class OutputHead:
-    """``linear`` gives all logits, ``rows`` the parts of its weight for `few`."""
+    """``linear`` gives all logits, ``rows`` the parts of its weight for `few`. Logits are
+    multiplied by ``scale``, and with a ``softcap`` become cap · tanh(logit / cap)."""
 
-    def __init__(self, linear: Linear, rows: WeightRows) -> None:
+    def __init__(
+        self, linear: Linear, rows: WeightRows, scale: float = 1.0, softcap: float | None = None
+    ) -> None:
         self._linear = linear
         self._rows = rows
+        self._scale = scale
+        self._softcap = softcap
 
     def all(self, x_RD: torch.Tensor) -> torch.Tensor:
         """Normalised hidden states to [R, V], in the model's dtype or float32."""
-        return self._linear(x_RD)
+        logits = self._linear(x_RD)
+        if self._scale == 1.0 and self._softcap is None:
+            return logits
+        return self._finish(logits.float())
 
     def few(self, x_RD: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
         """float32[R, len(token_ids)]: the logits of these (at least one) tokens alone."""
         x_RD = x_RD.double()
         parts = [
-            (x_RD @ self._rows(token_ids[at : at + _MAX_COLUMNS]).double().T).float()
+            self._finish(x_RD @ self._rows(token_ids[at : at + _MAX_COLUMNS]).double().T).float()
             for at in range(0, len(token_ids), _MAX_COLUMNS)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _finish(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scale and cap, in place."""
+        if self._scale != 1.0:
+            logits.mul_(self._scale)
+        if self._softcap is not None:
+            # On a CPU the last bits of tanh depend on where in a tensor a number stands.
+            for rows in logits.unbind(0) if logits.is_cpu else (logits,):
+                rows.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

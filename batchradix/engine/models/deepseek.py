@@ -12,8 +12,9 @@ from batchradix.engine.attention.mla_base import UpProjection
 from batchradix.engine.layers.linear import Rows
 from batchradix.engine.layers.mla import NORM_EPSILON, LatentProjection, QueryLora
 from batchradix.engine.layers.norm import RMSNorm
+from batchradix.engine.layers.rotary import Angles
 from batchradix.engine.models.batch import Batch
-from batchradix.engine.models.llama import Angles, Llama
+from batchradix.engine.models.llama import Llama
 from batchradix.engine.models.load import Weights
 
 
@@ -54,7 +55,8 @@ class LatentAttention:
     def is_quantised(self) -> bool:
         return self.projection.is_quantised
 
-    def __call__(self, x_TD: Rows, angles: Angles, batch: Batch) -> torch.Tensor:
+    def __call__(self, x_TD: Rows, angles: Angles | None, batch: Batch) -> torch.Tensor:
+        assert angles is not None
         projected = self.projection(x_TD, *angles)
         out = batch.attention.run(self.layer, *projected, self.up, batch.pool, batch.plan)
         return self.o_proj(out)

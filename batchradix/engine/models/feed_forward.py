@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig, MoeConfig
+from batchradix.engine.layers.gated import gating_of
 from batchradix.engine.layers.linear import Linear, Rows, make_linear
 from batchradix.engine.layers.moe import (
     Experts,
@@ -18,6 +19,7 @@ from batchradix.engine.layers.moe import (
     Router,
 )
 from batchradix.engine.models.load import Weights
+from batchradix_kernels.swiglu import SILU, Gating
 from batchradix_kernels.triton_runtime import serves
 
 
@@ -34,9 +36,12 @@ class MLP:
         size: int,
         *,
         bias: bool = False,
+        gating: Gating = SILU,
     ) -> None:
         gate, up, down = names
-        self.gate_up_proj = weights.gated_linear([gate, up], size, hidden_size, bias=bias)
+        self.gate_up_proj = weights.gated_linear(
+            [gate, up], size, hidden_size, bias=bias, gating=gating
+        )
         self.down_proj = weights.linear([down], [hidden_size], size, bias=bias)
 
     @property
@@ -52,6 +57,7 @@ class _Names:
     """How a family's files call the parts of a layer with experts."""
 
     block: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -67,6 +73,7 @@ _NAMES = {
     "Qwen3MoeForCausalLM": _Names(),
     "DeepseekV2ForCausalLM": _Names(shared="shared_experts"),
     "DeepseekV3ForCausalLM": _Names(shared="shared_experts"),
+    "GptOssForCausalLM": _Names(router="router"),
 }
 
 
@@ -74,9 +81,13 @@ def feed_forward(config: ModelConfig, layer: int, weights: Weights) -> MLP | MoE
     """The part of ``layer``, as ``config.moe`` says."""
     name = f"model.layers.{layer}"
     if config.moe is None or layer not in config.moe.layers:
-        names = _Names().of(f"{name}.mlp")
         return MLP(
-            weights, names, config.hidden_size, config.intermediate_size, bias=config.mlp_bias
+            weights,
+            _Names().of(f"{name}.mlp"),
+            config.hidden_size,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            gating=gating_of(config.activation),
         )
     return _mixture(config, config.moe, name, weights)
 
@@ -86,11 +97,15 @@ def _mixture(config: ModelConfig, moe: MoeConfig, layer: str, weights: Weights) 
     block = f"{layer}.{names.block}"
     bias = None
     if moe.correction_bias:
-        name = f"{block}.gate.e_score_correction_bias"
+        name = f"{block}.{names.router}.e_score_correction_bias"
         bias = weights.take(name, (moe.num_experts,), torch.float32)
     gate_dtype = torch.float32 if moe.float32_router else None
-    gate = weights.take(f"{block}.gate.weight", (moe.num_experts, hidden), gate_dtype)
-    router = _router_linear(gate, weights)
+    gate_name = f"{block}.{names.router}"
+    gate = weights.take(f"{gate_name}.weight", (moe.num_experts, hidden), gate_dtype)
+    gate_bias = None
+    if moe.router_bias:
+        gate_bias = weights.take(f"{gate_name}.bias", (moe.num_experts,), gate_dtype)
+    router = _router_linear(gate, weights, gate_bias)
     shared, shared_gate = None, None
     if moe.shared_intermediate_size:
         shared = MLP(
@@ -109,17 +124,28 @@ def _mixture(config: ModelConfig, moe: MoeConfig, layer: str, weights: Weights) 
     return MoE(Router(moe, router, bias), experts, shared, shared_gate)
 
 
-def _router_linear(weight: torch.Tensor, weights: Weights) -> Linear:
+def _router_linear(
+    weight: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None
+) -> Linear:
     """Never in 8 bits: a choice is not to be rounded."""
-    return make_linear(weight, batch_invariant=weights.batch_invariant, prefer_float32=True)
+    return make_linear(weight, bias, batch_invariant=weights.batch_invariant, prefer_float32=True)
 
 
 def _experts(
     moe: MoeConfig, names: Sequence[tuple[str, str, str]], hidden: int, weights: Weights
 ) -> Experts:
     """On the CPU packed for the C kernel, or layers as any other; elsewhere, and in Triton's
-    interpreter, stacked weights."""
+    interpreter, stacked weights. Those with biases or other gates than SwiGLU are layers anywhere.
+    """
     size = moe.intermediate_size
+    if moe.expert_bias or moe.clamped is not None:
+        gating = gating_of("silu", moe.clamped)
+        return LoopExperts(
+            [
+                MLP(weights, of_expert, hidden, size, bias=moe.expert_bias, gating=gating)
+                for of_expert in names
+            ]
+        )
     if weights.device.type != "cpu" or serves(weights.device):
         return _stacked(names, hidden, size, weights).experts()
     is_plain = weights.dtype == torch.bfloat16 and not (weights.is_quantised or weights.keeps)

@@ -8,7 +8,7 @@ adjacent pairs); they are put back half beside half.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_NORMS_OF_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OTHERWISE: Mapping[str, Mapping[str, str]] = {
+    "Gemma2ForCausalLM": _NORMS_OF_GEMMA,
+    "Gemma3ForCausalLM": _NORMS_OF_GEMMA,
+    "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -61,7 +71,7 @@ class GgufSource:
             except (OSError, ValueError, KeyError, IndexError) as error:
                 raise ModelError(f"{path} cannot be read as GGUF: {error}") from error
             for tensor in reader.tensors:
-                name = hugging_face_name(tensor.name)
+                name = hugging_face_name(tensor.name, config.architecture)
                 self.files[name] = path
                 self._tensors[name] = tensor
 
@@ -102,9 +112,10 @@ class GgufSource:
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, architecture: str = "LlamaForCausalLM") -> str:
     """A GGUF tensor's name in Hugging Face's spelling; unknown names stay as they are."""
+    names = {**_IN_LAYER, **_OTHERWISE.get(architecture, {})}
     match = _LAYER_NAME.fullmatch(name)
-    if match and match[2] in _IN_LAYER:
-        return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+    if match and match[2] in names:
+        return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
     return _OUTSIDE.get(name, name)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from batchradix.checkpoint.checkpoint import Checkpoint
+from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
 from batchradix.engine.layers.gated import GatedLinear, OneStep, TwoSteps
 from batchradix.engine.layers.linear import (
@@ -26,12 +27,16 @@ from batchradix.engine.layers.linear import (
 from batchradix.engine.models.gguf_source import GgufSource
 from batchradix.engine.models.lora_source import LoraSource
 from batchradix.engine.models.packed_source import PackedSource
-from batchradix.engine.models.rope_order import HalvedRope
+from batchradix.engine.models.rope_order import HalvedRope, PartialRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
 from batchradix.engine.models.source import GroupedSource, TensorSource
+from batchradix.engine.models.split_source import SplitSource
+from batchradix.engine.models.stacked_experts import StackedExperts
 from batchradix.engine.models.staging import Staging
+from batchradix.engine.models.text_source import TextSource
 from batchradix.errors import ModelError
 from batchradix_kernels.grouped_linear import Groups, serves
+from batchradix_kernels.swiglu import SILU, Gating
 
 # What files carry beside the weights: tables that are computed anew.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^rope_(freqs|factors_\w+)\.weight$")
@@ -47,10 +52,18 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
         source = files = SafetensorsSource(checkpoint.weight_files)
         if config.stored is not None:
             source = PackedSource(files, config.stored)
+        elif config.moe is not None and config.moe.stacked_files:
+            source = StackedExperts(files, config)
+    if config.text_part:
+        source = TextSource(source)
     if checkpoint.adapter is not None:
         source = LoraSource(source, checkpoint.adapter, config)
+    if config.fused_files:
+        source = SplitSource(source, config)
     if config.mla is not None and config.mla.rope_interleaved:
         source = HalvedRope(source, config)
+    if config.rope.rotated_dim is not None:
+        source = PartialRope(source, config)
     return source
 
 
@@ -98,6 +111,12 @@ class Weights:
         """In the run's dtype unless another is given. Raises `ModelError` naming tensor and file
         when it is missing or has another shape."""
         return self.take_stacked([name], [shape], dtype)
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> torch.Tensor:
+        """The weight [size] of a norm, as ``config.norm_offset`` says."""
+        if config.norm_offset is None:
+            return self.take(name, (size,))
+        return self.take(name, (size,), torch.float32).add_(config.norm_offset)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Rows of a matrix that was taken before, read from its file once more."""
@@ -155,19 +174,28 @@ class Weights:
         return None if groups is None else GroupedLinear(groups, dtype=torch.float32)
 
     def gated_linear(
-        self, names: Sequence[str], out_size: int, in_size: int, *, bias: bool
+        self,
+        names: Sequence[str],
+        out_size: int,
+        in_size: int,
+        *,
+        bias: bool,
+        gating: Gating = SILU,
     ) -> GatedLinear:
-        """The layers of the gates and of what they gate, in this order, with SwiGLU."""
-        sizes = [out_size, out_size]
-        groups = self._groups(names, sizes, in_size, gated=True)
+        """The layers of the gates and of what they gate, in this order; SwiGLU unless ``gating``
+        says otherwise."""
+        sizes, is_swiglu = [out_size, out_size], gating == SILU
+        groups = self._groups(names, sizes, in_size, gated=is_swiglu)
         if groups is not None:
-            return OneStep(GroupedLinear(groups, self._biases(names, sizes, bias=bias), gated=True))
+            biases = self._biases(names, sizes, bias=bias)
+            kept = GroupedLinear(groups, biases, gated=is_swiglu)
+            return OneStep(kept) if is_swiglu else TwoSteps(kept, gating)
         weight, biases = self._side_by_side(names, sizes, in_size, bias=bias)
         if self.is_quantised:
-            return TwoSteps(Int8Linear(weight, biases, self.dtype))
-        if Bf16Linear.serves(weight, gated=True):
+            return TwoSteps(Int8Linear(weight, biases, self.dtype), gating)
+        if is_swiglu and Bf16Linear.serves(weight, gated=True):
             return OneStep(Bf16Linear(weight, biases, gated=True))
-        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant))
+        return TwoSteps(make_linear(weight, biases, batch_invariant=self.batch_invariant), gating)
 
     def _side_by_side(
         self,

@@ -15,10 +15,10 @@ class Qwen2(Llama):
 class Qwen3Attention(LlamaAttention):
     def __init__(self, config: ModelConfig, layer: int, weights: Weights) -> None:
         super().__init__(config, layer, weights)
-        name, size = f"model.layers.{layer}.self_attn", (config.head_dim,)
+        name, size = f"model.layers.{layer}.self_attn", config.head_dim
         self.norms = (
-            weights.take(f"{name}.q_norm.weight", size),
-            weights.take(f"{name}.k_norm.weight", size),
+            weights.norm(f"{name}.q_norm.weight", size, config),
+            weights.norm(f"{name}.k_norm.weight", size, config),
             config.rms_norm_eps,
         )
 

@@ -12,15 +12,19 @@ from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.config import Quantize
 from batchradix.engine.models.batch import Batch
 from batchradix.engine.models.deepseek import Deepseek
+from batchradix.engine.models.gemma import Gemma, Gemma2, Gemma3
+from batchradix.engine.models.gpt_oss import GptOss
+from batchradix.engine.models.granite import Granite
 from batchradix.engine.models.llama import Llama
 from batchradix.engine.models.load import Weights, open_source
+from batchradix.engine.models.olmo import Olmo2
 from batchradix.engine.models.qwen import Qwen2, Qwen3
 from batchradix.engine.models.source import TensorSource
 from batchradix.errors import ModelError
 
 
 class CausalLM(Protocol):
-    """A decoder whose attention sees the whole prefix. ``is_recordable``: `forward` never waits for
+    """A decoder. ``is_recordable``: `forward` never waits for
     the device, so that a graph of it can be recorded."""
 
     @property
@@ -49,6 +53,15 @@ FAMILIES: Mapping[str, Callable[[ModelConfig, Weights], CausalLM]] = {
     "Qwen3MoeForCausalLM": Qwen3,
     "DeepseekV2ForCausalLM": Deepseek,
     "DeepseekV3ForCausalLM": Deepseek,
+    "GemmaForCausalLM": Gemma,
+    "Gemma2ForCausalLM": Gemma2,
+    "Gemma3ForCausalLM": Gemma3,
+    "Phi3ForCausalLM": Llama,
+    "GptOssForCausalLM": GptOss,
+    "SmolLM3ForCausalLM": Llama,
+    "Olmo2ForCausalLM": Olmo2,
+    "Olmo3ForCausalLM": Olmo2,
+    "GraniteForCausalLM": Granite,
 }
 
 
@@ -65,21 +78,14 @@ def load_model(
     ``batch_invariant``: no row's result depends, to the last bit, on the rows beside it.
     ``source``: where the weights come from; None for the checkpoint's files.
 
-    Raises `ModelError` for an architecture that is not in `FAMILIES`, for attention over a
-    sliding window shorter than the context, and for tensors that are missing, left over,
-    mis-shaped or unreadable.
+    Raises `ModelError` for an architecture that is not in `FAMILIES`, and for tensors that are
+    missing, left over, mis-shaped or unreadable.
     """
     config = checkpoint.config
     if config.architecture not in FAMILIES:
         raise ModelError(
             f"the model's architecture {config.architecture} is not supported; "
             f"supported are {', '.join(FAMILIES)}"
-        )
-    if config.sliding_window is not None:
-        raise ModelError(
-            f"the model attends over a sliding window of {config.sliding_window} tokens within "
-            f"a context of {config.context_length}, which is not supported; use a model with "
-            f"full attention"
         )
     weights = Weights(
         source or open_source(checkpoint),

@@ -1,4 +1,5 @@
-"""Heads that are rotated by adjacent pairs (DeepSeek), put in the order of the `rope` kernel."""
+"""Heads whose elements are put in the order of the `rope` kernel, whose pairs stand half a head
+apart: those that are rotated by adjacent pairs (DeepSeek), or of which only a part is (Phi-3)."""
 
 from __future__ import annotations
 
@@ -42,6 +43,40 @@ class HalvedRope:
         kept = width - self._rope_dim
         parts = (heads[:, :kept], heads[:, kept::2], heads[:, kept + 1 :: 2])
         return torch.cat(parts, dim=1).reshape(tensor.shape)
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
+        """Not for the projections whose rows are put in order."""
+        return self._source.read_rows(name, rows)
+
+
+_HEADS = re.compile(r"\.self_attn\.(q_proj|k_proj)\.(weight|bias)$")
+
+
+class PartialRope:
+    """Implements `TensorSource` over another: of each head of queries and keys the first half of
+    the rotated elements comes first and then half of the others, which makes the first half of
+    the head, and the rest likewise. Queries and keys alike, so scores stay as they are."""
+
+    def __init__(self, source: TensorSource, config: ModelConfig) -> None:
+        rotated = config.rope.rotated_dim
+        assert rotated is not None
+        half, rest = rotated // 2, (config.head_dim - rotated) // 2
+        order = torch.arange(config.head_dim)
+        low, high, *others = torch.split(order, [half, half, rest, rest])
+        self._order = torch.cat((low, others[0], high, others[1]))
+        self._source = source
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        return self._source.files
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self._source.read(name)
+        width = len(self._order)
+        if _HEADS.search(name) is None or tensor.shape[0] % width:
+            return tensor
+        heads = tensor.reshape(-1, width, *tensor.shape[1:])
+        return heads[:, self._order].reshape(tensor.shape)
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Not for the projections whose rows are put in order."""

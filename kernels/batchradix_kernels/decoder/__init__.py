@@ -49,6 +49,7 @@ class _Layer(ctypes.Structure):
         ("o", _Linear),
         ("gate_up", _Linear),
         ("down", _Linear),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -70,7 +71,7 @@ class _Step(ctypes.Structure):
     """``struct decoder_step``."""
 
     _fields_ = (
-        ("plan", ctypes.c_void_p),
+        ("plans", ctypes.c_void_p),
         ("pool", ctypes.c_void_p),
         ("side_bytes", ctypes.c_int64),
         ("cosines", ctypes.c_void_p),
@@ -92,7 +93,8 @@ class DecoderLayer:
 
     ``head_norms``: weights [E] of query and of key heads. ``qkv`` gives query, key and value
     heads side by side; ``gate_up`` is gated unless it is int8: gates and then what they gate.
-    ``biases``: of `qkv`, `o`, `gate_up` and `down` where those are int8.
+    ``biases``: of `qkv`, `o`, `gate_up` and `down` where those are int8. ``sinks``: float32[H],
+    as in `CpuTreeAttention.run`.
     """
 
     input_norm: torch.Tensor
@@ -103,6 +105,7 @@ class DecoderLayer:
     gate_up: Weight
     down: Weight
     biases: tuple[torch.Tensor | None, ...] = (None, None, None, None)
+    sinks: torch.Tensor | None = None
 
     @property
     def weights(self) -> tuple[Weight, Weight, Weight, Weight]:
@@ -162,24 +165,27 @@ class CpuDecoder:
         x: torch.Tensor,
         cosines: torch.Tensor,
         sines: torch.Tensor,
-        plan: CpuTreePlan,
+        plans: Sequence[CpuTreePlan],
         pool: PairedPool,
     ) -> torch.Tensor:
         """``x``: contiguous [T, D] of the model's dtype, changed in place; returns it.
 
-        ``cosines``, ``sines``: contiguous float32[T, E / 2]. Writes keys and values of the
-        plan's slots to the pool.
+        ``cosines``, ``sines``: contiguous float32[T, E / 2]. ``plans``: of each layer, over the
+        same slots, where keys and values are written to in the pool.
         """
         assert x.is_contiguous()
         assert x.dtype == pool.storage.dtype == self._dtype
         assert cosines.is_contiguous()
         assert sines.is_contiguous()
         num_tokens = x.shape[0]
-        assert plan.argument.num_tokens == num_tokens
-        scratch = self._make_scratch(num_tokens, plan.argument.num_threads)
+        assert len(plans) == len(self._layers)
+        assert all(plan.argument.num_tokens == num_tokens for plan in plans)
+        addresses = [ctypes.addressof(plan.argument) for plan in plans]
+        plan_table = (ctypes.c_void_p * len(plans))(*addresses)
+        scratch = self._make_scratch(num_tokens, plans[0].argument.num_threads)
         side = pool.storage[0, 0]
         step = _Step(
-            plan=ctypes.addressof(plan.argument),
+            plans=ctypes.addressof(plan_table),
             pool=pool.storage.data_ptr(),
             side_bytes=side.numel() * side.element_size(),
             cosines=cosines.data_ptr(),
@@ -248,6 +254,7 @@ def _describe(layer: DecoderLayer) -> _Layer:
         _address(q_norm),
         _address(k_norm),
         *linears,
+        _address(layer.sinks),
     )
 
 

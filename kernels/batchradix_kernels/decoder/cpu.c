@@ -21,6 +21,7 @@ struct decoder_layer {
     const void *input_norm, *mlp_norm;
     const void *q_norm, *k_norm; /* of the heads, or NULL */
     struct linear qkv, o, gate_up, down;
+    const float *sinks; /* of the heads, or NULL */
 };
 
 struct decoder {
@@ -33,7 +34,7 @@ struct decoder {
 
 /* A step; T is the number of its tokens. */
 struct decoder_step {
-    const struct plan *plan;
+    const struct plan *const *plans; /* of each layer, alike but for the pieces */
     char *pool;          /* [layers][keys, values] */
     int64_t side_bytes;  /* of the keys of one layer */
     const float *cosines, *sines;
@@ -54,7 +55,7 @@ struct decode {
 static void multiply(const struct decode *d, const struct linear *linear, const void *rows,
                      void *out, int gated)
 {
-    const struct plan *plan = d->step->plan;
+    const struct plan *plan = d->step->plans[0];
     if (linear->scales)
         bx_int8_linear(rows, d->step->scales, linear->packed, linear->scales, linear->bias, out,
                        plan->num_tokens, linear->in_size, linear->out_size, d->decoder->kind,
@@ -74,20 +75,21 @@ static void normalise(const struct decode *d, const void *weight, const void *le
 {
     const struct decoder_step *step = d->step;
     int kind = d->decoder->kind;
-    bx_rms_norm(step->x, left, weight, step->rows, step->scales, step->plan->num_tokens,
-                linear->in_size, d->decoder->epsilon, kind, linear->scales ? BX_INT8 : kind,
-                step->plan->num_threads);
+    bx_rms_norm(step->x, left, weight, step->rows, step->scales, step->plans[0]->num_tokens,
+                linear->in_size, d->decoder->epsilon, kind, kind,
+                linear->scales ? BX_INT8 : kind, step->plans[0]->num_threads);
 }
 
 static void attend(const struct decode *d, const struct decoder_layer *layer, int64_t index)
 {
     const struct decoder_step *step = d->step;
     const struct decoder *decoder = d->decoder;
-    const struct plan *plan = step->plan;
+    const struct plan *plan = step->plans[index];
     int64_t q = decoder->num_heads, k = decoder->num_kv_heads, dim = decoder->head_dim;
     int64_t row = (q + 2 * k) * dim, bytes = decoder->kind == BX_FLOAT32 ? 4 : 2;
     bx_rope(step->qkv, step->cosines, step->sines, layer->q_norm, layer->k_norm, plan->num_tokens,
-            q + 2 * k, q, k, dim, decoder->epsilon, decoder->kind, plan->num_threads);
+            q + 2 * k, q, k, dim, decoder->epsilon, decoder->kind, decoder->kind,
+            plan->num_threads);
     struct heads heads = {step->qkv, row, dim, decoder->kind};
     struct layer attention = {
         .keys = step->pool + 2 * index * step->side_bytes,
@@ -96,6 +98,7 @@ static void attend(const struct decode *d, const struct decoder_layer *layer, in
         .k = heads,
         .v = heads,
         .out = step->attended,
+        .sinks = layer->sinks,
     };
     attention.k.data = (const char *)step->qkv + q * dim * bytes;
     attention.v.data = (const char *)step->qkv + (q + k) * dim * bytes;
@@ -106,7 +109,7 @@ static void decode(void *context)
 {
     const struct decode *d = context;
     const struct decoder_step *step = d->step;
-    const struct plan *plan = step->plan;
+    const struct plan *plan = step->plans[0];
     int kind = d->decoder->kind;
     for (int64_t i = 0; i < d->decoder->num_layers; i++) {
         const struct decoder_layer *layer = &d->decoder->layers[i];
@@ -126,8 +129,8 @@ static void decode(void *context)
         if (layer->gate_up.scales) { /* its own gates */
             rows = step->rows;
             bx_swiglu(step->gate_up, step->rows, step->scales, plan->num_tokens,
-                      layer->down.in_size, kind, layer->down.scales ? BX_INT8 : kind,
-                      plan->num_threads);
+                      layer->down.in_size, kind, layer->down.scales ? BX_INT8 : kind, 0,
+                      0.0f, 0.0f, plan->num_threads);
         } else if (layer->down.scales) {
             rows = step->rows;
             bx_quantise_rows(step->gate_up, step->rows, step->scales, plan->num_tokens,
@@ -141,5 +144,5 @@ static void decode(void *context)
 BX_EXPORT void bx_decode(const struct decoder *decoder, const struct decoder_step *step)
 {
     struct decode d = {decoder, step};
-    bx_together(decode, &d, step->plan->num_threads);
+    bx_together(decode, &d, step->plans[0]->num_threads);
 }

@@ -50,6 +50,7 @@ def merge_parts(
     parts: torch.Tensor,
     out: torch.Tensor,
     out_lse: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Merges of each of ``T`` queries its own parts, however many, in the order they stand in.
 
@@ -57,14 +58,15 @@ def merge_parts(
     ``t`` are ``parts[offsets[t]:offsets[t + 1]]``, ``offsets``: int32[T + 1], ``parts``: int32,
     what lies behind the last offset being unused. Writes to ``out``, [T, H, E] of any float dtype,
     and ``out_lse``, float32[T, H]: zero and ``-inf`` for a query without parts or without keys.
-    All are contiguous.
+    ``sinks``, float32[H], are scores that take weight from ``out`` and give no value. All are
+    contiguous.
     """
     if serves(out.device):
         from batchradix_kernels.lse_merge.triton import merge_parts_triton
 
-        merge_parts_triton(outputs, lses, offsets, parts, out, out_lse)
+        merge_parts_triton(outputs, lses, offsets, parts, out, out_lse, sinks)
     else:
-        merge_parts_reference(outputs, lses, offsets, parts, out, out_lse)
+        merge_parts_reference(outputs, lses, offsets, parts, out, out_lse, sinks)
 
 
 def _weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

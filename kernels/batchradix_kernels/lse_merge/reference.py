@@ -25,11 +25,14 @@ def merge_parts_reference(
     parts: torch.Tensor,
     out: torch.Tensor,
     out_lse: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Same contract as `merge_parts`, a query at a time."""
     for query, (first, end) in enumerate(pairwise(offsets.tolist())):
         chosen = parts[first:end].long()
         merged, lse = lse_merge_reference(outputs[chosen], lses[chosen])
+        if sinks is not None:
+            merged *= torch.sigmoid(lse - sinks)[:, None]
         out[query] = merged.to(out.dtype)
         if out_lse is not None:
             out_lse[query] = lse

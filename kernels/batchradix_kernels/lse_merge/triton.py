@@ -17,11 +17,13 @@ def merge_parts_kernel(
     parts,
     out,
     out_lse,
+    sinks,
     num_heads,
     HEAD_DIM: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_E: tl.constexpr,
     WITH_LSE: tl.constexpr,
+    WITH_SINKS: tl.constexpr,
 ):
     query = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -44,7 +46,11 @@ def merge_parts_kernel(
         sums = sums * kept[:, None] + output * weight[:, None]
         top = higher
     divisor = tl.where(total == 0.0, 1.0, total)
-    merged = sums / divisor[:, None]
+    if WITH_SINKS:
+        sink = tl.load(sinks + head, mask=real, other=0.0)
+        merged = sums / (divisor + tl.exp(sink - top))[:, None]
+    else:
+        merged = sums / divisor[:, None]
     tl.store(out + query * num_heads * HEAD_DIM + at, merged.to(out.dtype.element_ty), mask=mask)
     if WITH_LSE:
         tl.store(out_lse + query * num_heads + head, top + tl.log(divisor), mask=real)
@@ -57,6 +63,7 @@ def merge_parts_triton(
     parts: torch.Tensor,
     out: torch.Tensor,
     out_lse: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Same contract as `merge_parts`, for tensors that Triton serves; one kernel."""
     num_queries, num_heads, head_dim = out.shape
@@ -79,9 +86,11 @@ def merge_parts_triton(
         parts,
         out,
         lses if out_lse is None else out_lse,
+        lses if sinks is None else sinks,
         num_heads,
         HEAD_DIM=head_dim,
         BLOCK_H=block_h,
         BLOCK_E=block_e,
         WITH_LSE=out_lse is not None,
+        WITH_SINKS=sinks is not None,
     )

@@ -6,12 +6,14 @@
 
 BX_EXPORT void bx_rms_norm(void *x, const void *residual, const void *weight, void *out,
                            float *scales, int64_t num_rows, int64_t width, float epsilon, int kind,
-                           int out_kind, int threads);
+                           int weight_kind, int out_kind, int threads);
 BX_EXPORT void bx_rope(void *heads, const float *cosines, const float *sines, const void *q_weight,
                        const void *k_weight, int64_t num_rows, int64_t num_heads, int64_t num_q,
-                       int64_t num_k, int64_t head_dim, float epsilon, int kind, int threads);
+                       int64_t num_k, int64_t head_dim, float epsilon, int kind, int weight_kind,
+                       int threads);
 BX_EXPORT void bx_swiglu(const void *gate_up, void *out, float *scales, int64_t num_rows,
-                         int64_t width, int kind, int out_kind, int threads);
+                         int64_t width, int kind, int out_kind, int gating, float alpha,
+                         float limit, int threads);
 BX_EXPORT void bx_quantise_rows(const void *x, int8_t *out, float *scales, int64_t num_rows,
                                 int64_t width, int kind, int threads);
 BX_EXPORT void bx_int8_linear(const int8_t *x, const float *x_scales, const int8_t *packed,

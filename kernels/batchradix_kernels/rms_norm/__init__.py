@@ -17,7 +17,7 @@ _native = function(
     "bx_rms_norm",
     (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int64, c_int64, c_float, c_int, c_int, c_int),
+        *(c_int64, c_int64, c_float, c_int, c_int, c_int, c_int),
     ),
 )
 
@@ -27,8 +27,9 @@ def rms_norm(
 ) -> torch.Tensor:
     """Adds ``residual`` to ``x`` in place and returns ``x`` normalised, times ``weight``.
 
-    ``x``, ``residual``: contiguous [T, D]; ``weight``: [D], all of one dtype, which is that of
-    the result [T, D]. The sum is rounded to it, all else is float32 and rounded once.
+    ``x``, ``residual``: contiguous [T, D] of one dtype, which is that of the result [T, D];
+    ``weight``: [D] in that dtype or float32. The sum is rounded to the dtype, all else is float32
+    and rounded once.
     """
     if x.is_cuda and serves(x.device):
         from batchradix_kernels.rms_norm.triton import rms_norm_triton
@@ -62,6 +63,7 @@ def _call(
 ) -> None:
     assert _native is not None
     assert x.is_contiguous()
+    assert weight.dtype in (x.dtype, torch.float32)
     assert residual is None or residual.is_contiguous()
     _native(
         x.data_ptr(),
@@ -72,6 +74,7 @@ def _call(
         *x.shape,
         epsilon,
         KINDS[x.dtype],
+        KINDS[weight.dtype],
         KINDS[out.dtype],
         torch.get_num_threads(),
     )

@@ -8,11 +8,11 @@ struct rms_norm {
     float *scales;
     int64_t num_rows, width;
     float epsilon;
-    int kind, out_kind;
+    int kind, weight_kind, out_kind;
 };
 
 BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, int kind,
-                         int out_kind)
+                         int weight_kind, int out_kind)
 {
     int64_t width = c->width, bytes = kind == BX_FLOAT32 ? 4 : 2;
     const char *residual = c->residual;
@@ -40,11 +40,11 @@ BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, 
         if (out_kind != BX_INT8) {
             char *restrict out = (char *)c->out + at * bytes;
             for (int64_t i = 0; i < width; i++)
-                bx_store(out, i, kind, row[i] * factor * bx_load(weight, i, kind));
+                bx_store(out, i, kind, row[i] * factor * bx_load(weight, i, weight_kind));
             continue;
         }
         for (int64_t i = 0; i < width; i++)
-            row[i] = row[i] * factor * bx_load(weight, i, kind);
+            row[i] = row[i] * factor * bx_load(weight, i, weight_kind);
         c->scales[r] = bx_quantise_row((int8_t *)c->out + at, row, &rotation, width);
     }
 }
@@ -52,23 +52,27 @@ BX_INLINE void normalise(const struct rms_norm *c, int64_t first, int64_t last, 
 BX_INLINE void rms_norm_rows(const struct rms_norm *c, int64_t first, int64_t last)
 {
     if (c->kind == BX_FLOAT32 && c->out_kind == BX_FLOAT32)
-        normalise(c, first, last, BX_FLOAT32, BX_FLOAT32);
+        normalise(c, first, last, BX_FLOAT32, BX_FLOAT32, BX_FLOAT32);
     else if (c->kind == BX_FLOAT32)
-        normalise(c, first, last, BX_FLOAT32, BX_INT8);
+        normalise(c, first, last, BX_FLOAT32, BX_FLOAT32, BX_INT8);
+    else if (c->out_kind == BX_BFLOAT16 && c->weight_kind == BX_BFLOAT16)
+        normalise(c, first, last, BX_BFLOAT16, BX_BFLOAT16, BX_BFLOAT16);
     else if (c->out_kind == BX_BFLOAT16)
-        normalise(c, first, last, BX_BFLOAT16, BX_BFLOAT16);
+        normalise(c, first, last, BX_BFLOAT16, BX_FLOAT32, BX_BFLOAT16);
+    else if (c->weight_kind == BX_BFLOAT16)
+        normalise(c, first, last, BX_BFLOAT16, BX_BFLOAT16, BX_INT8);
     else
-        normalise(c, first, last, BX_BFLOAT16, BX_INT8);
+        normalise(c, first, last, BX_BFLOAT16, BX_FLOAT32, BX_INT8);
 }
 
 BX_ROW_KERNEL(rms_norm)
 
-/* `residual` may be NULL, `scales` where `out_kind` is not int8. */
+/* `residual` may be NULL, `scales` where `out_kind` is not int8. `weight_kind` is `kind` or float32. */
 BX_EXPORT void bx_rms_norm(void *x, const void *residual, const void *weight, void *out,
                            float *scales, int64_t num_rows, int64_t width, float epsilon, int kind,
-                           int out_kind, int threads)
+                           int weight_kind, int out_kind, int threads)
 {
-    struct rms_norm c = {x,     residual, weight,  out,  scales,
-                         num_rows, width, epsilon, kind, out_kind};
+    struct rms_norm c = {x,     residual, weight, out,         scales,  num_rows,
+                         width, epsilon,  kind,   weight_kind, out_kind};
     rms_norm_run(&c, num_rows * width, threads);
 }

@@ -12,4 +12,6 @@ def rms_norm_reference(
     """Same contract as `rms_norm`, on any device and in any floating dtype."""
     if residual is not None:
         x.add_(residual)
+    if weight.dtype != x.dtype:
+        return functional.rms_norm(x.float(), (x.shape[-1],), weight, epsilon).to(x.dtype)
     return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)

@@ -16,7 +16,7 @@ _native = function(
     "bx_rope",
     (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_int, c_int),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_float, c_int, c_int, c_int),
     ),
 )
 
@@ -33,8 +33,8 @@ def rope(
 
     ``heads``: contiguous [T, num_heads, E], changed in place; the heads after those stay.
     ``cosines``, ``sines``: contiguous float32[T, E / 2], of the angles of each token.
-    ``norms``: weights [E] of query and of key heads in the dtype of ``heads``, and epsilon:
-    the heads are divided by their root mean square and multiplied by the weights before.
+    ``norms``: weights [E] of query and of key heads in the dtype of ``heads`` or float32, and
+    epsilon: the heads are divided by their root mean square and multiplied by the weights before.
     Computed in float32 and rounded once.
     """
     if heads.is_cuda and serves(heads.device):
@@ -63,5 +63,6 @@ def rope(
         head_dim,
         epsilon,
         KINDS[heads.dtype],
+        KINDS[heads.dtype if q_weight is None else q_weight.dtype],
         torch.get_num_threads(),
     )

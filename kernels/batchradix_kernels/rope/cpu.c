@@ -7,7 +7,7 @@ struct rope {
     const void *q_weight, *k_weight;
     int64_t num_rows, num_heads, num_q, num_qk, head_dim;
     float epsilon;
-    int kind;
+    int kind, weight_kind;
 };
 
 /* The two halves of a head, in place. */
@@ -21,7 +21,8 @@ BX_INLINE void rotate(void *restrict low, void *restrict high, const float *rest
     }
 }
 
-BX_INLINE void rotate_heads(const struct rope *c, int64_t first, int64_t last, int kind)
+BX_INLINE void rotate_heads(const struct rope *c, int64_t first, int64_t last, int kind,
+                            int weight_kind)
 {
     int64_t width = c->head_dim, half = width / 2, bytes = kind == BX_FLOAT32 ? 4 : 2;
     BX_SCRATCH(row, width);
@@ -42,7 +43,7 @@ BX_INLINE void rotate_heads(const struct rope *c, int64_t first, int64_t last, i
                 squares += row[i] * row[i];
             float factor = 1.0f / sqrtf(squares / (float)width + c->epsilon);
             for (int64_t i = 0; i < width; i++)
-                row[i] = row[i] * factor * bx_load(weight, i, kind);
+                row[i] = row[i] * factor * bx_load(weight, i, weight_kind);
             rotate(row, row + half, cosines, sines, half, BX_FLOAT32);
             for (int64_t i = 0; i < width; i++)
                 bx_store(head, i, kind, row[i]);
@@ -53,20 +54,23 @@ BX_INLINE void rotate_heads(const struct rope *c, int64_t first, int64_t last, i
 BX_INLINE void rope_rows(const struct rope *c, int64_t first, int64_t last)
 {
     if (c->kind == BX_FLOAT32)
-        rotate_heads(c, first, last, BX_FLOAT32);
+        rotate_heads(c, first, last, BX_FLOAT32, BX_FLOAT32);
+    else if (c->weight_kind == BX_BFLOAT16)
+        rotate_heads(c, first, last, BX_BFLOAT16, BX_BFLOAT16);
     else
-        rotate_heads(c, first, last, BX_BFLOAT16);
+        rotate_heads(c, first, last, BX_BFLOAT16, BX_FLOAT32);
 }
 
 BX_ROW_KERNEL(rope)
 
 /* `heads`: [num_rows, num_heads, head_dim]; of these the first `num_q` and the `num_k` after them
- * are rotated, normalised before where weights are given (both or neither). */
+ * are rotated, normalised before where weights are given (both or neither), of `kind` or float32. */
 BX_EXPORT void bx_rope(void *heads, const float *cosines, const float *sines, const void *q_weight,
                        const void *k_weight, int64_t num_rows, int64_t num_heads, int64_t num_q,
-                       int64_t num_k, int64_t head_dim, float epsilon, int kind, int threads)
+                       int64_t num_k, int64_t head_dim, float epsilon, int kind, int weight_kind,
+                       int threads)
 {
-    struct rope c = {heads,     cosines, sines,         q_weight, k_weight, num_rows,
-                     num_heads, num_q,   num_q + num_k, head_dim, epsilon,  kind};
+    struct rope c = {heads, cosines,       sines,    q_weight, k_weight, num_rows,   num_heads,
+                     num_q, num_q + num_k, head_dim, epsilon,  kind,     weight_kind};
     rope_run(&c, num_rows * (num_q + num_k) * head_dim, threads);
 }

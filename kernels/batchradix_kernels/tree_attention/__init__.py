@@ -25,25 +25,38 @@ __all__ = ["attend_padded", "attend_piece", "tree_attention_reference"]
 
 
 def attend_piece(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``n`` queries over the ``s`` slots of one piece; inputs may be views.
 
     ``q``: [K, n, G, E]; ``k``: [K, s, E]; ``v``: [K, s, V], the same dtype. ``causal`` needs
     ``s == n``
-    and lets query ``i`` see the first ``i + 1`` slots. ``scale`` multiplies the scores.
+    and lets query ``i`` see the first ``i + 1`` slots. ``scale`` multiplies the scores,
+    which with a ``softcap`` then become ``softcap * tanh(score / softcap)``.
     Scores and softmax are float32 whatever the dtype.
     Returns the output [K, n, G, V] (dtype of ``q`` or float32) and float32[K, n, G].
     """
-    if _may_be_flash(q, v):
+    if softcap is None and _may_be_flash(q, v):
         out, lse = attend_piece_flash_cpu(q, k, v, scale=scale, causal=causal)
         if not _may_hide_nan(lse):
             return out, lse
-    return attend_piece_matmul(q, k, v, scale=scale, causal=causal)
+    return attend_piece_matmul(q, k, v, scale=scale, causal=causal, softcap=softcap)
 
 
 def attend_padded(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of many small pieces padded to one size.
 
@@ -51,11 +64,12 @@ def attend_padded(
     row sees the slot and ``-inf`` where not. Every row sees at least one slot, and what pads ``k``
     and ``v`` must be finite wherever the piece itself is. Returns float32[B, N, V], float32[B, N].
     """
-    if _may_be_flash(q, v) and q.dtype == k.dtype == torch.bfloat16:  # in float32 it is no faster
+    narrow = q.dtype == k.dtype == torch.bfloat16  # in float32 flash attention is no faster
+    if narrow and softcap is None and _may_be_flash(q, v):
         out, lse = attend_padded_flash_cpu(q, k, v, bias, scale=scale)
         if not _may_hide_nan(lse):
             return out, lse
-    return attend_padded_matmul(q, k, v, bias, scale=scale)
+    return attend_padded_matmul(q, k, v, bias, scale=scale, softcap=softcap)
 
 
 def _may_be_flash(q: torch.Tensor, v: torch.Tensor) -> bool:

@@ -3,17 +3,7 @@
  * Threads own query rows (a query token and one query head of a key head's group), so nothing is
  * merged between them: the softmax of a row goes on from piece to piece, in order of position. */
 #include "cpu.h"
-#include "plan.h"
-
-enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
-
-struct kernel {
-    attend_function attend;
-    void (*narrow)(const float *from, float factor, uint16_t *to, int count);
-    int takes_bfloat16; /* its queries */
-    int limited_slots;  /* that it takes at most with limits */
-    void (*end)(void); /* on each thread, or NULL */
-};
+#include "cpu_pieces.h"
 
 static struct kernel choose_kernel(int dtype)
 {
@@ -39,13 +29,6 @@ static struct kernel choose_kernel(int dtype)
 
 static int padded(int head_dim) { return (head_dim + BLOCK - 1) / BLOCK * BLOCK; }
 
-/* What a thread needs for an item of `rows` rows. */
-struct scratch {
-    void *q, *spare, *window;
-    float *out, *sum, *peak;
-    int *limits;
-};
-
 static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_t dim)
 {
     int64_t used = 0;
@@ -56,6 +39,7 @@ static int64_t lay_out(struct scratch *scratch, char *base, int64_t rows, int64_
     scratch->sum = TAKE(float *, rows * LANES);
     scratch->peak = TAKE(float *, rows);
     scratch->limits = TAKE(int *, rows);
+    scratch->lows = TAKE(int *, rows);
     scratch->spare = TAKE(void *, 2 * BLOCK * dim);
     scratch->window = TAKE(void *, 2 * WINDOW * dim);
 #undef TAKE
@@ -130,13 +114,6 @@ static void write_token_bf16(const struct plan *plan, const struct layer *layer,
     }
 }
 
-struct call {
-    const struct plan *plan;
-    const struct layer *layer;
-    struct kernel kernel;
-    int next_item; /* shared: the next to take */
-};
-
 static void write_tokens(void *context, int thread, int num_threads)
 {
     const struct call *call = context;
@@ -150,232 +127,7 @@ static void write_tokens(void *context, int thread, int num_threads)
     }
 }
 
-/* ---- attention ---- */
-
-static int values_are_finite(const struct blocks *block, int dtype, int dim)
-{
-    uint32_t broken = 0;
-    if (dtype == FLOAT32) {
-        const word *bits = (const word *)block->values;
-        for (int i = block->low * dim; i < block->high * dim; i++)
-            broken |= (bits[i] & 0x7f800000) == 0x7f800000;
-        return !broken;
-    }
-    const uint16_t *bits = block->values;
-    for (int slot = block->low; slot < block->high; slot++)
-        for (int e = 0; e < dim; e++)
-            broken |= (bits[slot / 2 * 2 * dim + 2 * e + slot % 2] & 0x7f80) == 0x7f80;
-    return !broken;
-}
-
-static struct rows part_of(const struct rows *rows, int first, int count, int q_bytes)
-{
-    struct rows part = *rows;
-    part.count = count;
-    part.q = (const char *)rows->q + (int64_t)first * rows->dim * q_bytes;
-    part.peak += first;
-    part.sum += first * LANES;
-    part.out += first * rows->dim;
-    return part;
-}
-
-/* Rows of which each sees one slot more than the one before (`group` rows alike). */
-static void attend_causal(const struct call *call, struct blocks block, struct rows *rows,
-                          const int *limits, int q_bytes)
-{
-    if (values_are_finite(&block, call->plan->dtype, rows->dim)) {
-        rows->limits = limits;
-        call->kernel.attend(&block, rows);
-        return;
-    }
-    for (int r = 0; r < rows->count; r++) { /* a weight of zero would not hide what is broken */
-        struct rows one = part_of(rows, r, 1, q_bytes);
-        block.high = limits[r];
-        call->kernel.attend(&block, &one);
-    }
-}
-
-/* The queries [first, end) of the item whose rows are `rows`, over as many slots of a causal piece
- * as the kernel takes with limits; query t sees the slots of these below t + seen. */
-static void attend_limited(const struct call *call, const struct item *item,
-                                const struct rows *rows, const struct blocks *block, int64_t seen,
-                                int *limits, int first, int end)
-{
-    int group = call->plan->num_heads / call->plan->num_kv_heads;
-    int q_bytes = call->kernel.takes_bfloat16 ? 2 : 4;
-    if (first + seen <= block->low)
-        first = (int)(block->low + 1 - seen);
-    int all = block->high - seen < end ? (int)(block->high - seen) : end; /* see all of it */
-    if (first < all) {
-        int count = (all - first) * group;
-        for (int r = 0; r < count; r++)
-            limits[r] = (int)(first + r / group + seen);
-        struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
-        attend_causal(call, *block, &some, limits, q_bytes);
-        first = all;
-    }
-    if (first < end) {
-        int count = (end - first) * group;
-        struct rows some = part_of(rows, (first - item->query_start) * group, count, q_bytes);
-        call->kernel.attend(block, &some);
-    }
-}
-
-/* The same over any number of blocks of a causal piece. */
-static void attend_causal_blocks(const struct call *call, const struct item *item,
-                                 const struct rows *rows, const struct blocks *blocks,
-                                 int64_t seen, int *limits, int first, int end)
-{
-    int step = call->kernel.limited_slots, element = call->plan->dtype == FLOAT32 ? 4 : 2;
-    for (int slot = 0; slot < blocks->high; slot += step) {
-        int low = blocks->low - slot, high = blocks->high - slot;
-        struct blocks some = {
-            .keys = (const char *)blocks->keys + (int64_t)slot * rows->dim * element,
-            .values = (const char *)blocks->values + (int64_t)slot * rows->dim * element,
-            .low = low > 0 ? low : 0,
-            .high = high < step ? high : step,
-        };
-        attend_limited(call, item, rows, &some, seen - slot, limits, first, end);
-    }
-}
-
-/* Asks for the first block of a piece, while another is attended. */
-static void prefetch_piece(const struct call *call, const struct item *item, int dim,
-                           const struct piece *piece)
-{
-    const struct plan *plan = call->plan;
-    int64_t element = plan->dtype == FLOAT32 ? 4 : 2, bytes = BLOCK * dim * element;
-    int slot_start = piece->slot_start;
-    if (piece->part_start < piece->part_end)
-        slot_start = plan->parts[piece->part_start].slot_start;
-    int64_t offset = item->head * plan->num_slots * dim * element + slot_start / BLOCK * bytes;
-    for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch((const char *)call->layer->keys + offset + i);
-        __builtin_prefetch((const char *)call->layer->values + offset + i);
-    }
-}
-
-/* The slots that the queries before `end` see of a piece. */
-static int seen_slots(const struct piece *piece, int end)
-{
-    int64_t most = (int64_t)piece->limit + end - 1 - piece->query_start;
-    return piece->causal && most < piece->num_slots ? (int)most : piece->num_slots;
-}
-
-static void attend_piece(const struct call *call, const struct item *item, const struct rows *rows,
-                         const struct piece *piece, int *limits)
-{
-    const struct plan *plan = call->plan;
-    int group = plan->num_heads / plan->num_kv_heads, element = plan->dtype == FLOAT32 ? 4 : 2;
-    int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
-    int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
-    int num_slots = seen_slots(piece, end);
-    int64_t start = piece->slot_start / BLOCK * BLOCK;
-    int64_t offset = (item->head * plan->num_slots + start) * rows->dim * element;
-    struct blocks blocks = {
-        .keys = (const char *)call->layer->keys + offset,
-        .values = (const char *)call->layer->values + offset,
-        .low = (int)(piece->slot_start - start),
-        .high = (int)(piece->slot_start - start + num_slots),
-    };
-    if (!piece->causal) {
-        struct rows some = part_of(rows, (first - item->query_start) * group,
-                                   (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
-        call->kernel.attend(&blocks, &some);
-        return;
-    }
-    int64_t seen = piece->slot_start + piece->limit - piece->query_start - start;
-    attend_causal_blocks(call, item, rows, &blocks, seen, limits, first, end);
-}
-
-/* Copies keys and values of `count` slots to places of a block of their own. */
-static void copy_slots(const struct blocks *from, int64_t slot, void *to_keys, void *to_values,
-                       int place, int count, int dtype, int dim)
-{
-    int words = dtype == FLOAT32 ? dim : dim / 2; /* of a key */
-    for (int done = 0, run; done < count; done += run) {
-        int64_t source = slot + done;
-        int target = place + done, room = 16 - (int)(source % 16);
-        run = 16 - target % 16 < room ? 16 - target % 16 : room;
-        run = count - done < run ? count - done : run;
-        const word *keys = (const word *)from->keys + source / 16 * words * 16 + source % 16;
-        word *to = (word *)to_keys + target / 16 * words * 16 + target % 16;
-        for (int e = 0; e < words; e++)
-            memcpy(to + e * 16, keys + e * 16, sizeof(word) * run);
-    }
-    if (dtype == FLOAT32) {
-        memcpy((word *)to_values + place * dim, (const word *)from->values + slot * dim,
-               sizeof(word) * count * dim);
-        return;
-    }
-    for (int i = 0; i < count; i++) {
-        int64_t source = slot + i, target = place + i;
-        const uint16_t *values = (const uint16_t *)from->values + source / 2 * 2 * dim + source % 2;
-        uint16_t *to = (uint16_t *)to_values + target / 2 * 2 * dim + target % 2;
-        for (int e = 0; e < dim; e++)
-            to[2 * e] = values[2 * e];
-    }
-}
-
-/* The next up to `WINDOW` slots of a piece's parts: in the pool where they are blocks of it, else put
- * together in scratch. `part` and `used` say how far the parts are read. */
-static struct blocks next_window(const struct call *call, const struct item *item,
-                                 struct scratch *scratch, const struct part **part, int *used,
-                                 int count, int dim)
-{
-    const struct plan *plan = call->plan;
-    int element = plan->dtype == FLOAT32 ? 4 : 2;
-    int64_t slot = (*part)->slot_start + *used, bytes = (int64_t)dim * element;
-    int64_t head = item->head * plan->num_slots;
-    if (slot % BLOCK == 0 && *used + count <= (*part)->num_slots) {
-        *used += count;
-        return (struct blocks){.keys = (const char *)call->layer->keys + (head + slot) * bytes,
-                               .values = (const char *)call->layer->values + (head + slot) * bytes,
-                               .high = count};
-    }
-    char *values = (char *)scratch->window + WINDOW * bytes;
-    struct blocks all = {.keys = (const char *)call->layer->keys + head * bytes,
-                         .values = (const char *)call->layer->values + head * bytes};
-    for (int place = 0; place < count;) {
-        if (*used == (*part)->num_slots) {
-            ++*part;
-            *used = 0;
-        }
-        int taken = (*part)->num_slots - *used;
-        taken = count - place < taken ? count - place : taken;
-        copy_slots(&all, (*part)->slot_start + *used, scratch->window, values, place, taken,
-                   plan->dtype, dim);
-        place += taken;
-        *used += taken;
-    }
-    return (struct blocks){.keys = scratch->window, .values = values, .high = count};
-}
-
-/* The same for a piece with parts, in blocks of its own. */
-static void attend_windows(const struct call *call, const struct item *item,
-                           const struct rows *rows, const struct piece *piece,
-                           struct scratch *scratch)
-{
-    const struct part *part = call->plan->parts + piece->part_start;
-    int group = call->plan->num_heads / call->plan->num_kv_heads, used = 0;
-    int first = piece->query_start > item->query_start ? piece->query_start : item->query_start;
-    int end = piece->query_end < item->query_end ? piece->query_end : item->query_end;
-    int num_slots = seen_slots(piece, end);
-    int is_run = part->slot_start % BLOCK == 0 && num_slots <= part->num_slots && !piece->causal;
-    for (int start = 0; start < num_slots;) {
-        int count = is_run || num_slots - start < WINDOW ? num_slots - start : WINDOW;
-        struct blocks blocks = next_window(call, item, scratch, &part, &used, count, rows->dim);
-        if (piece->causal) {
-            int64_t seen = (int64_t)piece->limit - piece->query_start - start;
-            attend_causal_blocks(call, item, rows, &blocks, seen, scratch->limits, first, end);
-        } else {
-            struct rows some = part_of(rows, (first - item->query_start) * group,
-                                       (end - first) * group, call->kernel.takes_bfloat16 ? 2 : 4);
-            call->kernel.attend(&blocks, &some);
-        }
-        start += count;
-    }
-}
+/* ---- items ---- */
 
 static void begin_rows(const struct call *call, const struct item *item, const struct rows *rows)
 {
@@ -420,8 +172,10 @@ static void finish_rows(const struct call *call, const struct item *item, const 
         int64_t token = item->query_start + r / group, head = item->head * group + r % group;
         int64_t place = token * plan->num_heads + head;
         const float *from = rows->out + r * rows->dim, *lanes = rows->sum + r * LANES;
-        float sum = sum_of(lanes);
-        float factor = 1 / sum; /* a row that saw nothing becomes NaN */
+        float sum = sum_of(lanes), peak = rows->peak[r] * plan->scale, all = sum;
+        if (call->layer->sinks)
+            all += expf(call->layer->sinks[head] - peak);
+        float factor = 1 / all; /* a row that saw nothing becomes NaN */
         if (plan->dtype == FLOAT32) {
             float *to = (float *)call->layer->out + place * head_dim;
             for (int e = 0; e < head_dim; e++)
@@ -431,7 +185,7 @@ static void finish_rows(const struct call *call, const struct item *item, const 
             call->kernel.narrow(from, factor, to, head_dim);
         }
         if (call->layer->lse)
-            call->layer->lse[place] = rows->peak[r] * plan->scale + logf(sum);
+            call->layer->lse[place] = peak + logf(sum);
     }
 }
 
@@ -443,7 +197,8 @@ static void attend_item(const struct call *call, const struct item *item, char *
     struct rows rows = {
         .count = (item->query_end - item->query_start) * group,
         .dim = padded(plan->head_dim),
-        .scale = plan->scale * 1.4426950408889634f,
+        .scale = plan->scale * LOG2_E,
+        .cap = plan->softcap / plan->scale,
     };
     lay_out(&scratch, base, plan->max_rows, rows.dim);
     rows.q = scratch.q;
@@ -459,7 +214,7 @@ static void attend_item(const struct call *call, const struct item *item, char *
         if (piece->part_start < piece->part_end)
             attend_windows(call, item, &rows, piece, &scratch);
         else
-            attend_piece(call, item, &rows, piece, scratch.limits);
+            attend_piece(call, item, &rows, piece, &scratch);
     }
     finish_rows(call, item, &rows);
 }

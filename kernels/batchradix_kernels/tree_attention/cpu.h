@@ -21,6 +21,7 @@
 #define LANES 16 /* partial sums a row keeps */
 #define TILE 16  /* rows that AMX multiplies at a time; scratch has room for as many to spare */
 #define MAX_DIM 640
+#define LOG2_E 1.4426950408889634f
 
 typedef uint32_t word __attribute__((may_alias)); /* a pair of bfloat16, or the bits of a float */
 
@@ -46,16 +47,18 @@ static inline struct blocks one_of(const struct blocks *blocks, int index, int b
 
 /* Consecutive rows and the state of their online softmax: the largest score so far, `sum` of
  * weights relative to it and `out`, the weighted sum of values. `limits`, where not NULL, is the
- * high of each row, in (low, high], none below that of the row before; there is one block then,
- * or for kernels that take one a window, and its values are finite. */
+ * high of each row, in (low, high], none below that of the row before, and `lows`, where not NULL,
+ * the low of each, in [low, high); there is one block then, or for kernels that take one a window,
+ * and its values are finite. `cap`, where not zero, makes a score cap * tanh(score / cap). */
 struct rows {
     int count, dim;
     float scale;      /* of the scores, for powers of two */
+    float cap;        /* of the scores before that */
     const void *q;    /* [count][dim], float32 or bfloat16 as the kernel wants */
     float *peak;      /* [count] */
     float *sum;       /* [count][LANES] */
     float *out;       /* [count][dim] */
-    const int *limits;
+    const int *limits, *lows;
     void *spare;      /* 2 * BLOCK * dim floats of the thread's own */
 };
 

@@ -8,9 +8,9 @@ on its own query and pieces alone, not on which rows are computed beside it or b
 
 Numerics: float32 throughout for a float32 pool. For bfloat16 scores, softmax and sums are
 float32; AVX512-BF16 and AMX round the softmax weights to bfloat16 for the product with the values
-(relative error up to 2**-9 each), the other levels do not. Which weights a causal limit hides never
-meet a NaN or an infinity of the values they hide; a query with a NaN among its own scores or
-values gets NaN.
+(relative error up to 2**-9 each), the other levels do not. The weights that a causal limit or a
+sliding window hides never meet a NaN or an infinity of the values they hide; a query with a NaN
+among its own scores or values gets NaN.
 
 Legend: T queries, H query heads, K key heads, E head dimension, S slots, n and m pieces.
 """
@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from batchradix_kernels.native import FLOATS, KINDS, library
+from batchradix_kernels.tree_attention.window import piece_table, windowed
 
 __all__ = ["CpuTreeAttention", "CpuTreePlan", "PairedPool", "is_supported"]
 
@@ -40,7 +41,7 @@ PIECE_ROWS = 8  # reading a piece's keys and values costs about as much as so ma
 
 
 class _Plan(ctypes.Structure):
-    """``struct plan`` of cpu.c."""
+    """``struct plan`` of plan.h."""
 
     _fields_ = (
         ("dtype", ctypes.c_int32),
@@ -52,18 +53,20 @@ class _Plan(ctypes.Structure):
         ("num_threads", ctypes.c_int32),
         ("max_rows", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         ("num_slots", ctypes.c_int64),
         ("slots", ctypes.c_void_p),
         ("pieces", ctypes.c_void_p),
         ("parts", ctypes.c_void_p),
         ("items", ctypes.c_void_p),
         ("item_pieces", ctypes.c_void_p),
+        ("first_seen", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
     )
 
 
 class _Heads(ctypes.Structure):
-    """``struct heads`` of cpu.c."""
+    """``struct heads`` of plan.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -74,7 +77,7 @@ class _Heads(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """``struct layer`` of cpu.c."""
+    """``struct layer`` of plan.h."""
 
     _fields_ = (
         ("keys", ctypes.c_void_p),
@@ -84,6 +87,7 @@ class _Layer(ctypes.Structure):
         ("v", _Heads),
         ("out", ctypes.c_void_p),
         ("lse", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -170,7 +174,8 @@ class CpuTreePlan:
 class CpuTreeAttention:
     """Plans once a step, runs once a layer.
 
-    ``dtype`` (float32 or bfloat16) is that of pool and output; ``scale`` multiplies the scores.
+    ``dtype`` (float32 or bfloat16) is that of pool and output; ``scale`` multiplies the scores,
+    which with a ``softcap`` then become ``softcap * tanh(score / softcap)``.
     One object must not run in two threads at once: they would share its scratch.
     """
 
@@ -182,6 +187,7 @@ class CpuTreeAttention:
         head_dim: int,
         scale: float,
         dtype: torch.dtype,
+        softcap: float | None = None,
     ) -> None:
         assert is_supported(dtype, head_dim), f"no C kernel for {dtype} and {head_dim}"
         loaded = library()
@@ -192,6 +198,7 @@ class CpuTreeAttention:
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self._scale = scale
+        self._softcap = softcap or 0.0
         self._dtype = dtype
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -201,38 +208,71 @@ class CpuTreeAttention:
             num_layers, self._num_kv_heads, num_slots, self._head_dim, self._dtype
         )
 
-    def plan(self, slots: I64, context: I64, causal: I64, num_slots: int) -> CpuTreePlan:
+    def plan(
+        self,
+        slots: I64,
+        context: I64,
+        causal: I64,
+        num_slots: int,
+        *,
+        window: int | None = None,
+    ) -> CpuTreePlan:
         """``slots``: int64[T], where each query's key and value go in a pool of ``num_slots``;
         ``context``: int64[n, 4], ``causal``: int64[m, 4], pieces as in
-        `tree_attention_reference`, those of a query in order of position.
+        `tree_attention_reference`, those of a query in order of position; with a ``window`` a
+        query sees the last so many of its slots.
         """
-        pieces = np.zeros((len(context) + len(causal), 8), dtype=np.int32)
-        pieces[: len(context), :4] = context
-        pieces[len(context) :, :4] = causal
-        pieces[len(context) :, 4:6] = 1
-        return self._plan(slots, pieces, np.zeros((0, 2), dtype=np.int32), num_slots)
+        table = piece_table(context, causal)
+        parts = np.zeros((len(table), 2), dtype=np.int64)
+        return self._plan(slots, table, parts, np.zeros((0, 2), dtype=np.int32), num_slots, window)
 
-    def plan_windows(self, slots: I64, runs: I64, parts: I64, num_slots: int) -> CpuTreePlan:
+    def plan_windows(
+        self,
+        slots: I64,
+        runs: I64,
+        parts: I64,
+        num_slots: int,
+        *,
+        window: int | None = None,
+    ) -> CpuTreePlan:
         """A plan whose partial sums are cut at absolute positions, whatever the pieces are.
 
         ``runs``: int64[n, 6] of (first_part, end_part, query_start, query_end, num_positions,
         limit), those of a query in order of position, each from a multiple of `WINDOW`
         positions on;
         query ``query_start + i`` sees the first ``limit + i`` positions of the slots that the
-        parts, int64[m, 2] of (slot_start, num_slots), make up one after the other.
+        parts, int64[m, 2] of (slot_start, num_slots), make up one after the other; with a sliding
+        ``window`` the last so many of them.
         """
-        pieces = np.zeros((len(runs), 8), dtype=np.int32)
-        pieces[:, 1] = runs[:, 4]
-        pieces[:, 2:4] = runs[:, 2:4]
-        pieces[:, 4] = runs[:, 5] < runs[:, 4]
-        pieces[:, 5] = runs[:, 5]
-        pieces[:, 6:8] = runs[:, :2]
-        return self._plan(slots, pieces, parts.astype(np.int32), num_slots)
+        table = np.zeros((len(runs), 5), dtype=np.int64)
+        table[:, 1:] = runs[:, [4, 2, 3, 5]]
+        return self._plan(slots, table, runs[:, :2], parts.astype(np.int32), num_slots, window)
 
-    def _plan(self, slots: I64, pieces: I32, parts: I32, num_slots: int) -> CpuTreePlan:
+    def _plan(
+        self,
+        slots: I64,
+        table: I64,
+        parts_of: I64,
+        parts: I32,
+        num_slots: int,
+        window: int | None,
+    ) -> CpuTreePlan:
+        """``table``: as in `window`; ``parts_of``: int64[n, 2], the parts of each of its rows."""
+        first_seen = np.zeros(0, dtype=np.int32)
+        pieces = np.zeros((len(table), 9), dtype=np.int32)
+        if window is not None:
+            found = windowed(table, len(slots), window)
+            table, parts_of = found.pieces, parts_of[found.rows]
+            first_seen = found.first_seen.astype(np.int32)
+            pieces = np.zeros((len(table), 9), dtype=np.int32)
+            pieces[:, 8] = found.starts
+        pieces[:, :4] = table[:, :4]
+        pieces[:, 4] = table[:, 4] < table[:, 1]
+        pieces[:, 5] = table[:, 4]
+        pieces[:, 6:8] = parts_of
         num_threads = torch.get_num_threads()
         group = self._num_heads // self._num_kv_heads
-        ranges = self._cut(pieces, len(slots), num_threads)
+        ranges = self._cut(pieces, first_seen, len(slots), num_threads)
         starts, ends = pieces[:, 2], pieces[:, 3]
         lists = [np.flatnonzero((starts < end) & (ends > start)) for _, start, end in ranges]
         bounds = np.cumsum([0, *map(len, lists)])
@@ -253,15 +293,18 @@ class CpuTreeAttention:
             num_threads=num_threads,
             max_rows=max_rows,
             scale=self._scale,
+            softcap=self._softcap,
             num_slots=_round_up(num_slots),
             slots=slots.ctypes.data,
             pieces=pieces.ctypes.data,
             parts=parts.ctypes.data,
             items=items.ctypes.data,
             item_pieces=item_pieces.ctypes.data,
+            first_seen=None if window is None else first_seen.ctypes.data,
             scratch=scratch.data_ptr(),
         )
-        return CpuTreePlan(plan, (slots, pieces, parts, items, item_pieces, scratch))
+        held = (slots, pieces, parts, items, item_pieces, first_seen, scratch)
+        return CpuTreePlan(plan, held)
 
     def run(
         self,
@@ -273,16 +316,19 @@ class CpuTreeAttention:
         v: torch.Tensor,
         *,
         lse: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Writes keys and values of the queries into the pool, then attends.
 
         ``q``: [T, H, E], ``k``, ``v``: [T, K, E], each float32 or bfloat16, strided views whose
         last axis is dense; rounded to the pool's dtype. ``lse``: float32[T, H], contiguous, gets
-        the log-sum-exps of the scores. Returns [T, H · E] in the pool's dtype.
+        the log-sum-exps of the scores. ``sinks``: float32[H], contiguous, scores that take weight
+        and give no value. Returns [T, H · E] in the pool's dtype.
         """
         num_tokens = plan.argument.num_tokens
         assert q.shape == (num_tokens, self._num_heads, self._head_dim)
         assert k.shape == v.shape == (num_tokens, self._num_kv_heads, self._head_dim)
+        assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
         out = torch.empty((num_tokens, self._num_heads * self._head_dim), dtype=self._dtype)
         keys, values = pool.storage[layer].unbind(0)
         call = plan.layer
@@ -290,6 +336,7 @@ class CpuTreeAttention:
         held = [_point(to, x) for to, x in ((call.q, q), (call.k, k), (call.v, v))]
         call.out = out.data_ptr()
         call.lse = None if lse is None else lse.data_ptr()
+        call.sinks = None if sinks is None else sinks.data_ptr()
         self._library.bx_tree_attention(ctypes.byref(plan.argument), ctypes.byref(call))
         del held
         return out
@@ -300,10 +347,12 @@ class CpuTreeAttention:
             self._scratch = torch.empty(size, dtype=torch.uint8)
         return self._scratch
 
-    def _cut(self, pieces: I32, num_tokens: int, num_threads: int) -> list[tuple[int, int, int]]:
+    def _cut(
+        self, pieces: I32, first_seen: I32, num_tokens: int, num_threads: int
+    ) -> list[tuple[int, int, int]]:
         """(key head, query_start, query_end) of every item: parts of about equal cost."""
         group = self._num_heads // self._num_kv_heads
-        cost = _cost_of_queries(pieces, num_tokens, group)
+        cost = _cost_of_queries(pieces, first_seen, num_tokens, group)
         num_parts = num_threads * ITEMS_PER_THREAD if num_threads > 1 else 1
         ends = np.cumsum(np.tile(cost, self._num_kv_heads))
         places = np.searchsorted(ends, ends[-1] * np.arange(1, num_parts) / num_parts) + 1
@@ -319,8 +368,12 @@ class CpuTreeAttention:
         return ranges
 
 
-def _cost_of_queries(pieces: I32, num_tokens: int, group: int) -> NDArray[np.float64]:
+def _cost_of_queries(
+    pieces: I32, first_seen: I32, num_tokens: int, group: int
+) -> NDArray[np.float64]:
     """float64[T]: the slots that each query's rows are multiplied with, reading them included."""
+    if len(first_seen):
+        return _cost_within_windows(pieces, first_seen, group)
     change = np.zeros(num_tokens + 1)
     cost = np.zeros(num_tokens)
     for _, num_slots, start, end, causal in pieces[:, :5].tolist():
@@ -331,6 +384,16 @@ def _cost_of_queries(pieces: I32, num_tokens: int, group: int) -> NDArray[np.flo
             change[start] += rows * (num_slots + BLOCK)
             change[end] -= rows * (num_slots + BLOCK)
     return cost + np.cumsum(change[:-1])
+
+
+def _cost_within_windows(pieces: I32, first_seen: I32, group: int) -> NDArray[np.float64]:
+    cost = np.zeros(len(first_seen))
+    for _, num_slots, start, end, causal, limit, _, _, position in pieces.tolist():
+        rows = group + PIECE_ROWS / (end - start)
+        ends = np.arange(limit, limit + end - start) if causal else num_slots
+        lows = np.maximum(first_seen[start:end] - position, 0)
+        cost[start:end] += rows * (np.maximum(np.minimum(ends, num_slots) - lows, 0) + BLOCK)
+    return cost
 
 
 def _point(to: _Heads, heads: torch.Tensor) -> torch.Tensor:

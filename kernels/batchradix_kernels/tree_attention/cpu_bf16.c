@@ -40,6 +40,35 @@ static TARGET void raise(struct state row, __m512 most, float scale, int dim)
     *row.peak = largest;
 }
 
+/* 2 ** x, relative error 2e-7 */
+INLINE __m512 precise_exp2(__m512 x)
+{
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, whole), y = _mm512_set1_ps(0.00015353361959569156f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.0013398875016719103f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.00961843691766262f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.055503323674201965f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24022647738456726f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.6931471824645996f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, whole);
+}
+
+/* Makes scores cap * tanh(score / cap); `count` is a multiple of 16. */
+static TARGET __attribute__((noinline)) void cap_scores(float *scores, int count, float cap)
+{
+    const __m512 one = _mm512_set1_ps(1);
+    for (int i = 0; i < count; i += 16) {
+        __m512 x = _mm512_load_ps(scores + i);
+        __m512 size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-2 * LOG2_E / cap));
+        __m512 t = precise_exp2(_mm512_max_ps(_mm512_set1_ps(-126), size)); /* NaN stays */
+        __m512 y = _mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t));
+        __m512i sign = _mm512_and_si512((__m512i)x, _mm512_set1_epi32((int)0x80000000u));
+        y = (__m512)_mm512_or_si512((__m512i)_mm512_mul_ps(y, _mm512_set1_ps(cap)), sign);
+        _mm512_store_ps(scores + i, y);
+    }
+}
+
 /* Turns the scores of one row over `count` blocks into bfloat16 weights, of which those of slots
  * [low, high) count where it `is_partly` seen. Weights may be as large as 2 ** SLACK before all
  * is put to another scale; `slack` is that as a score. */
@@ -130,11 +159,14 @@ INLINE void attend(const int count, const struct blocks *block, const struct row
     int dim = rows->dim, column = 0;
     float *out = rows->out + first * dim, slack = SLACK / rows->scale;
     multiply_keys(count, block, (const uint16_t *)rows->q + first * dim, dim, scores);
+    if (rows->cap != 0)
+        cap_scores(scores[0], count * BLOCK, rows->cap);
     for (int r = 0; r < count; r++) {
+        int low = rows->lows ? rows->lows[first + r] : block->low;
         int high = rows->limits ? rows->limits[first + r] : block->high;
         struct state row = {rows->peak + first + r, rows->sum + (first + r) * LANES, out + r * dim};
-        weigh(1, block->low > 0 || high < BLOCK, scores[r], weights[r], block->low, high,
-              rows->scale, slack, row, dim);
+        weigh(1, low > 0 || high < BLOCK, scores[r], weights[r], low, high, rows->scale, slack, row,
+              dim);
     }
     int begin = block->low / 2, end = (block->high + 1) / 2;
     for (; column + 64 <= dim; column += 64)
@@ -350,8 +382,9 @@ INLINE void weigh_some(const int count, const int is_partly, const struct unit *
     for (int r = begin; r < end; r++) {
         struct state row = {rows->peak + first + r, rows->sum + (first + r) * LANES,
                             rows->out + (first + r) * dim};
+        int low = rows->lows ? rows->lows[first + r] - at->window * WINDOW : at->low;
         int high = rows->limits ? rows->limits[first + r] - at->window * WINDOW : at->high;
-        weigh(count, is_partly, scores[r], weights[r], at->low, high, scale, slack, row, dim);
+        weigh(count, is_partly, scores[r], weights[r], low, high, scale, slack, row, dim);
     }
 }
 
@@ -359,6 +392,8 @@ static TARGET void weigh_rows(const struct unit *at, const struct rows *rows, in
                               float (*scores)[WINDOW], uint16_t (*weights)[WINDOW])
 {
     int is_partly = rows->limits || at->low > 0 || at->high < at->num_blocks * BLOCK;
+    for (int r = begin; r < end && rows->cap != 0; r++)
+        cap_scores(scores[r], at->num_blocks * BLOCK, rows->cap);
     if (at->num_blocks == 1)
         weigh_some(1, 1, at, rows, begin, end, scores, weights);
     else if (is_partly)

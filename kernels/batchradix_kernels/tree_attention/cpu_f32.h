@@ -6,6 +6,7 @@ typedef int32_t NAME(ivec) __attribute__((vector_size(4 * WIDTH), aligned(4), ma
 typedef uint32_t NAME(uvec) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 #define VEC NAME(vec)
 #define IVEC NAME(ivec)
+#define UVEC NAME(uvec)
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define PARTS (BLOCK / WIDTH)
 
@@ -29,6 +30,14 @@ INLINE VEC NAME(exp2)(VEC x)
     y = y * f + 0.6931471824645996f;
     y = y * f + 1.0f;
     return y * (VEC)(((NAME(uvec))shifted << 23) + 0x3f800000);
+}
+
+/* cap * tanh(x / cap) */
+INLINE VEC NAME(cap)(VEC x, float cap)
+{
+    VEC size = (VEC)((IVEC)x & 0x7fffffff), t = NAME(exp2)(size * (-2 * LOG2_E / cap));
+    VEC y = (1.0f - t) / (1.0f + t) * cap;
+    return (VEC)((IVEC)y | ((IVEC)x & (IVEC)((UVEC){0} + 0x80000000u)));
 }
 
 INLINE float NAME(largest)(VEC v)
@@ -138,9 +147,13 @@ INLINE void NAME(attend)(const int count, const struct blocks *block, const stru
     int dim = rows->dim;
     float *out = rows->out + first * dim;
     NAME(multiply_keys)(count, block, (const float *)rows->q + first * dim, dim, scores);
+    for (int r = 0; r < count && rows->cap != 0; r++)
+        for (int i = 0; i < BLOCK; i += WIDTH)
+            NAME(store)(scores[r] + i, NAME(cap)(NAME(load)(scores[r] + i), rows->cap));
     for (int r = 0; r < count; r++) {
+        int low = rows->lows ? rows->lows[first + r] : block->low;
         int high = rows->limits ? rows->limits[first + r] : block->high;
-        NAME(weigh)(scores[r], block->low, high, rows->scale, rows->peak + first + r,
+        NAME(weigh)(scores[r], low, high, rows->scale, rows->peak + first + r,
                     rows->sum + (first + r) * LANES, out + r * dim, dim);
     }
     NAME(multiply_values)(count, block, scores, out, dim);
@@ -213,5 +226,6 @@ TARGET void NAME(bx_narrow)(const float *from, float factor, uint16_t *to, int c
 
 #undef VEC
 #undef IVEC
+#undef UVEC
 #undef INLINE
 #undef PARTS

@@ -10,15 +10,30 @@ MAX_SCORES = 1 << 22  # elements of one score matrix; longer pieces are cut alon
 
 
 def attend_padded_matmul(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, *, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Contract of `attend_padded`."""
+    if softcap is not None:
+        scores = torch.bmm(q.float(), k.float().transpose(1, 2)).mul_(scale)
+        return _softmax_product(_cap(scores, softcap).add_(bias.float()), v.float())
     scores = torch.baddbmm(bias.float(), q.float(), k.float().transpose(1, 2), alpha=scale)
     return _softmax_product(scores, v.float())
 
 
 def attend_piece_matmul(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Contract of `attend_piece`; the output is float32."""
     num_kv_heads, num_queries, group, head_dim = q.shape
@@ -30,6 +45,8 @@ def attend_piece_matmul(
         num_slots = end if causal else k.shape[1]
         rows = q[:, start:end].float().reshape(num_kv_heads, (end - start) * group, head_dim)
         scores = torch.bmm(rows, keys[:, :num_slots].transpose(1, 2)).mul_(scale)
+        if softcap is not None:
+            scores = _cap(scores, softcap)
         if causal:
             depth = torch.arange(num_slots, device=q.device)
             hidden = depth[None, :] > torch.arange(start, end, device=q.device)[:, None]
@@ -42,6 +59,11 @@ def attend_piece_matmul(
     if len(outputs) == 1:
         return outputs[0], lses[0]
     return torch.cat(outputs, dim=1), torch.cat(lses, dim=1)
+
+
+def _cap(scores: torch.Tensor, softcap: float) -> torch.Tensor:
+    """In place."""
+    return scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def _softmax_product(

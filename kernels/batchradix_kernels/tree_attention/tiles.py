@@ -127,8 +127,11 @@ def compile_cases(
     query_dtype: torch.dtype | None = None,
     kv_dtype: torch.dtype | None = None,
     tiles: Sequence[Tile] | None = None,
+    windowed: bool = False,
+    capped: bool = False,
 ) -> list[CompileCase]:
-    """The kernel with each of the tiles that a model of this shape gets, or with ``tiles``."""
+    """The kernel with each of the tiles that a model of this shape gets, or with ``tiles``; for
+    layers with windows, for models with capped scores."""
     kind, stored = NAMES[dtype], NAMES[kv_dtype or dtype]
     types = {
         "q": f"*{NAMES[query_dtype or dtype]}",
@@ -136,12 +139,14 @@ def compile_cases(
         "values": f"*{stored}",
         "items": "*i32",
         "pages": "*i32",
+        "first_seen": "*i32",
         "partial": "*fp32",
         "partial_lse": "*fp32",
         "q_token_stride": "i32",
         "q_head_stride": "i32",
         "kv_head_stride": "i64",
         "scale_log2": "fp32",
+        "cap_log2": "fp32",
     }
     pages = f", pages of {page_size}" if page_size else ""
     name = kind if stored == kind else f"{kind} over {stored}"
@@ -159,6 +164,8 @@ def compile_cases(
                 "BLOCK_E": max(16, _power_of_two(head_dim)),
                 "DTYPE": kind,
                 "PRECISION": "ieee",
+                "WINDOWED": windowed,
+                "CAPPED": capped,
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,

@@ -11,7 +11,7 @@ Numerics: queries, keys and values are multiplied in the model's dtype (float32 
 summed in float32; softmax, log-sum-exps and merging are float32, in base two. Softmax weights are
 rounded to the model's dtype for the product with the values, their sum is not. Keys and values
 stored in 8 bits are widened to it, which is exact. A query with a NaN among its scores or values
-gets NaN; so may, in a causal piece, a query before it in its tile.
+gets NaN; so may, in a causal piece, a query before it in its tile, and with a window one behind it.
 
 Legend: T queries, H query heads, K key heads, G = H / K, E head dimension, S slots, M rows and N
 slots of a tile.
@@ -43,6 +43,7 @@ __all__ = ["TritonTreeAttention", "TritonTreePlan", "attend_items_kernel", "devi
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
+DOUBLE_LOG2_E = tl.constexpr(2 * LOG2_E)
 PROGRAMS_PER_PROCESSOR = 4
 INTERPRETER_PROGRAMS = 8
 LEAST_ROUNDED = 64
@@ -73,18 +74,23 @@ def _attend_tile(
     first,
     start,
     end,
+    low_M,
     seen_M,
     scale_log2,
+    cap_log2,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Takes positions ``[start, start + BLOCK_N)`` into the running softmax; ``MASKED`` where
-    some lie behind ``end`` or are not seen by each row."""
+    some lie behind ``end`` or are not seen by each row, ``[low, seen)`` or without a window all
+    below ``seen``."""
     n = start + tl.arange(0, BLOCK_N)
     e = tl.arange(0, BLOCK_E)
     if PAGE_SIZE == 0:
@@ -107,8 +113,15 @@ def _attend_tile(
         v_NE = tl.load(values + at_NE)
     k_NE, v_NE = _factor(k_NE, DTYPE), _factor(v_NE, DTYPE)
     scores_MN = tl.dot(q_ME, tl.trans(k_NE), input_precision=PRECISION) * scale_log2
+    if CAPPED:
+        power_MN = tl.exp2(tl.abs(scores_MN) * (DOUBLE_LOG2_E / -cap_log2))
+        size_MN = cap_log2 * (1.0 - power_MN) / (1.0 + power_MN)
+        scores_MN = tl.where(scores_MN < 0.0, -size_MN, size_MN)
     if MASKED:
-        scores_MN = tl.where(n[None, :] < seen_M[:, None], scores_MN, float("-inf"))
+        seen_MN = n[None, :] < seen_M[:, None]
+        if WINDOWED:
+            seen_MN &= n[None, :] >= low_M[:, None]
+        scores_MN = tl.where(seen_MN, scores_MN, float("-inf"))
     higher_M = tl.maximum(top_M, tl.max(scores_MN, 1))
     base_M = tl.where(higher_M == float("-inf"), 0.0, higher_M)  # -inf - -inf is NaN
     weights_MN = tl.exp2(scores_MN - base_M[:, None])
@@ -126,12 +139,14 @@ def attend_items_kernel(
     values,
     items,
     pages,
+    first_seen,
     partial,
     partial_lse,
     q_token_stride,
     q_head_stride,
     kv_head_stride,
     scale_log2,
+    cap_log2,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -140,6 +155,8 @@ def attend_items_kernel(
     BLOCK_E: tl.constexpr,
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Program (i, h): item i for key head h. An item without queries does nothing."""
     item = items + tl.program_id(0) * 8
@@ -170,15 +187,30 @@ def attend_items_kernel(
     sums_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     whole = tl.maximum(tl.minimum(limit, end) - start, 0)  # seen by every row
     edge = start + whole // BLOCK_N * BLOCK_N
-    for n in range(start, edge, BLOCK_N):
+    low_M = seen_M
+    inner = start
+    if WINDOWED:
+        low_M = tl.load(first_seen + query_start + query_M, mask=query_M < num_queries, other=0)
+        low_M = tl.where(query_M < num_queries, low_M - tl.load(item + 7), 0)
+        hidden = tl.maximum(tl.max(low_M, 0) - start, 0)  # from some row
+        inner = tl.minimum(start + tl.cdiv(hidden, BLOCK_N) * BLOCK_N, edge)
+        for n in range(start, inner, BLOCK_N):
+            top_M, total_M, sums_ME = _attend_tile(
+                q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, low_M, seen_M,
+                scale_log2, cap_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION,
+                WINDOWED, CAPPED, True,
+            )  # fmt: skip
+    for n in range(inner, edge, BLOCK_N):
         top_M, total_M, sums_ME = _attend_tile(
-            q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, seen_M,
-            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION, False,
+            q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, low_M, seen_M,
+            scale_log2, cap_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION,
+            WINDOWED, CAPPED, False,
         )  # fmt: skip
     for n in range(edge, end, BLOCK_N):
         top_M, total_M, sums_ME = _attend_tile(
-            q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, seen_M,
-            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION, True,
+            q_ME, top_M, total_M, sums_ME, keys, values, pages, first, n, end, low_M, seen_M,
+            scale_log2, cap_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_E, DTYPE, PRECISION,
+            WINDOWED, CAPPED, True,
         )  # fmt: skip
 
     divisor_M = tl.where(total_M == 0.0, 1.0, total_M)
@@ -191,12 +223,14 @@ def attend_items_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PlanSizes:
-    """How much a plan on the device has room for; ``num_items``: of each height of tile."""
+    """How much a plan on the device has room for; ``num_items``: of each height of tile;
+    ``is_windowed``: whether queries have windows."""
 
     num_tokens: int
     num_pages: int
     num_items: tuple[int, ...]
     num_parts: int
+    is_windowed: bool
 
     def rounded(self, num_tokens: int) -> PlanSizes:
         """As much or more, for so many tokens, of sizes that many steps have in common."""
@@ -205,6 +239,7 @@ class PlanSizes:
             _power_of_2(self.num_pages),
             tuple(map(_power_of_2, self.num_items)),
             _power_of_2(self.num_parts),
+            self.is_windowed,
         )
 
 
@@ -219,8 +254,14 @@ class TreeLayout:
 
     @property
     def sizes(self) -> PlanSizes:
-        items = tuple(map(len, self.cascade.items))
-        return PlanSizes(len(self.slots), len(self.pages), items, self.cascade.num_parts)
+        cascade = self.cascade
+        return PlanSizes(
+            num_tokens=len(self.slots),
+            num_pages=len(self.pages),
+            num_items=tuple(map(len, cascade.items)),
+            num_parts=cascade.num_parts,
+            is_windowed=len(cascade.first_seen) > 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +277,7 @@ class TritonTreePlan:
     items: tuple[torch.Tensor, ...]
     offsets: torch.Tensor
     parts: torch.Tensor
+    first_seen: torch.Tensor
     partial: torch.Tensor
     partial_lse: torch.Tensor
 
@@ -244,9 +286,10 @@ class TritonTreeAttention:
     """Plans once a step, runs once a layer.
 
     ``dtype`` (float32, float16 or bfloat16) is that of products and output, ``kv_dtype`` (the
-    same unless it is given: `float8.FLOAT8`) that of the pool; ``scale`` multiplies the scores. A
-    pool is [layers, 2, K, S, E], contiguous. ``tiles``: one of each of `device_tiles`, the first
-    ones unless they are given.
+    same unless it is given: `float8.FLOAT8`) that of the pool; ``scale`` multiplies the scores,
+    which with a ``softcap`` then become ``softcap * tanh(score / softcap)``. A pool is
+    [layers, 2, K, S, E], contiguous. ``tiles``: one of each of `device_tiles`, the first ones
+    unless they are given.
     """
 
     def __init__(
@@ -260,12 +303,14 @@ class TritonTreeAttention:
         device: torch.device,
         kv_dtype: torch.dtype | None = None,
         tiles: Sequence[Tile] | None = None,
+        softcap: float | None = None,
     ) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._group = num_heads // num_kv_heads
         self._head_dim = head_dim
         self._scale = scale
+        self._softcap = softcap
         self._dtype = dtype
         self._kv_dtype = kv_dtype or dtype
         self._device = device
@@ -282,13 +327,17 @@ class TritonTreeAttention:
         *,
         pages: I32 | None = None,
         page_size: int = 0,
+        window: int | None = None,
     ) -> TritonTreePlan:
         """``slots``: int64[T], where each query's key and value go; ``context``, ``causal``:
         pieces as in `plan_cascade`, which begin at a slot. With ``pages``, tables of page numbers
         one after the other, they begin at a place in it instead, where position ``i`` lies in
         page ``pages[first + i // page_size]``. What a table holds behind a piece is never read.
+        With a ``window`` queries see the last so many of their slots.
         """
-        layout = self.lay_out(slots, context, causal, pages=pages, page_size=page_size)
+        layout = self.lay_out(
+            slots, context, causal, pages=pages, page_size=page_size, window=window
+        )
         plan = self.empty_plan(layout.sizes, layout.page_size)
         self.fill(plan, layout)
         return plan
@@ -301,6 +350,7 @@ class TritonTreeAttention:
         *,
         pages: I32 | None = None,
         page_size: int = 0,
+        window: int | None = None,
     ) -> TreeLayout:
         """What `plan` takes, as far as the host gets with it."""
         cascade = plan_cascade(
@@ -311,6 +361,7 @@ class TritonTreeAttention:
             num_kv_heads=self._num_kv_heads,
             tile_rows=[tile.rows for tile in self._tiles],
             num_programs=self._num_programs,
+            window=window,
         )
         table = np.zeros(0, dtype=np.int32) if pages is None else pages
         return TreeLayout(slots.astype(np.int32), table, 0 if pages is None else page_size, cascade)
@@ -328,11 +379,12 @@ class TritonTreeAttention:
             (sizes.num_pages,),
             (sizes.num_tokens + 1,),
             (sizes.num_parts,),
+            (sizes.num_tokens if sizes.is_windowed else 0,),
             *((num_items, ITEM_FIELDS) for num_items in sizes.num_items),
         )
         starts = np.cumsum([0, *(_aligned(math.prod(shape)) for shape in shapes)]).tolist()
         packed = torch.empty(starts[-1], dtype=torch.int32, device=self._device)
-        slots, pages, offsets, parts, *items = (
+        slots, pages, offsets, parts, first_seen, *items = (
             packed[start : start + math.prod(shape)].view(shape)
             for start, shape in zip(starts, shapes, strict=False)
         )
@@ -354,6 +406,7 @@ class TritonTreeAttention:
             items=tuple(items),
             offsets=offsets,
             parts=parts,
+            first_seen=first_seen,
             partial=room[0],
             partial_lse=room[1],
         )
@@ -367,6 +420,7 @@ class TritonTreeAttention:
             (plan.pages, layout.pages, 0),
             (plan.offsets, cascade.offsets, cascade.num_parts),
             (plan.parts, cascade.parts, 0),
+            (plan.first_seen, cascade.first_seen, 0),
             *((ours, theirs, 0) for ours, theirs in zip(plan.items, cascade.items, strict=True)),
         )
         staged = torch.empty(
@@ -389,12 +443,14 @@ class TritonTreeAttention:
         v: torch.Tensor,
         *,
         lse: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Writes keys and values of the queries to their slots, then attends.
 
         ``pool``: [2, K, S, E], one layer's; ``q``: [T, H, E], ``k``, ``v``: [T, K, E] of any float
         dtype, views whose last axis is dense, rounded to the pool's dtype. ``lse``: float32[T, H],
-        contiguous, gets the log-sum-exps of the scores. Returns [T, H · E] in ``dtype``.
+        contiguous, gets the log-sum-exps of the scores. ``sinks``: float32[H], contiguous, scores
+        that take weight and give no value. Returns [T, H · E] in ``dtype``.
         """
         size = (plan.num_tokens, self._num_heads, self._head_dim)
         assert q.shape == size
@@ -406,7 +462,9 @@ class TritonTreeAttention:
             if len(items):
                 self._attend(tile, items, plan, q, keys, values)
         out = torch.empty(size, dtype=self._dtype, device=self._device)
-        merge_parts_triton(plan.partial, plan.partial_lse, plan.offsets, plan.parts, out, lse)
+        merge_parts_triton(
+            plan.partial, plan.partial_lse, plan.offsets, plan.parts, out, lse, sinks
+        )
         return out.view(plan.num_tokens, -1)
 
     def _attend(
@@ -424,12 +482,14 @@ class TritonTreeAttention:
             values,
             items,
             plan.pages,
+            plan.first_seen,
             plan.partial,
             plan.partial_lse,
             q.stride(0),
             q.stride(1),
             keys.stride(0),
             self._scale * LOG2_E,
+            (self._softcap or 0.0) * LOG2_E,
             GROUP=self._group,
             HEAD_DIM=self._head_dim,
             PAGE_SIZE=plan.page_size,
@@ -438,6 +498,8 @@ class TritonTreeAttention:
             BLOCK_E=max(16, triton.next_power_of_2(self._head_dim)),
             DTYPE=NAMES[self._dtype],
             PRECISION="ieee",
+            WINDOWED=plan.first_seen.numel() > 0,
+            CAPPED=self._softcap is not None,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )

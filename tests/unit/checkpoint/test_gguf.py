@@ -113,7 +113,7 @@ def test_llama3_scaling_is_recovered_from_its_frequencies(make_gguf: Make) -> No
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"general.architecture": "gemma2"}, "gemma2"),
+        ({"general.architecture": "gptneox"}, "gptneox.*supported as GGUF; supported are llama"),
         ({"general.architecture": "bert"}, "embedding model"),
         ({"general.architecture": "clip"}, "vision"),
         ({"general.type": "adapter"}, "adapter"),
@@ -213,6 +213,14 @@ def test_a_sentencepiece_tokenizer_is_built_from_scores(make_gguf: Make) -> None
     rows = tokenizer.encode_plain(["cat cat\n", "cat"], [True, False])
     assert rows == [[11, 11, 3], [10]]
     assert tokenizer.token_bytes[3] == b"\n"
+
+
+def test_gemma_puts_no_space_before_a_text(make_gguf: Make) -> None:
+    path = make_gguf({**SPM, "tokenizer.ggml.add_space_prefix": False})
+    tokenizer = tokenizer_of(path)
+    with_space = tokenizer.encode_plain([" cat"], [True])
+    assert with_space == tokenizer_of(make_gguf(SPM)).encode_plain(["cat"], [True])
+    assert tokenizer.encode_plain(["cat"], [True]) != with_space
 
 
 @pytest.mark.parametrize("changes", [{}, {"tokenizer.ggml.pre": "llama-bpe"}, SPM])

@@ -28,7 +28,7 @@ def test_a_llama_is_read_with_its_defaults(llama_config: dict[str, Any]) -> None
     assert config.tie_embeddings
     flags = (config.attention_bias, config.output_bias, config.mlp_bias, config.qk_norm)
     assert flags == (False, False, False, False)
-    assert config.sliding_window is None
+    assert config.layer_windows == ()
 
 
 def test_absent_and_null_fields_mean_what_transformers_takes_them_for(
@@ -109,13 +109,16 @@ def test_qwen3_has_heads_of_128_unless_it_says_otherwise(llama_config: dict[str,
             {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
             None,
         ),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 64, "use_sliding_window": True}, 64),
+        ("Phi3ForCausalLM", {"sliding_window": 64}, 64),
+        ("Phi3ForCausalLM", {}, None),
     ],
 )
 def test_a_sliding_window_counts_where_it_is_used_and_smaller_than_the_context(
     llama_config: dict[str, Any], name: str, more: dict[str, Any], window: int | None
 ) -> None:
     config = hf_config(PATH, {**llama_config, "architectures": [name], **more})
-    assert config.sliding_window == window
+    assert config.layer_windows == (() if window is None else (window, window))
 
 
 def test_the_model_type_serves_where_no_architecture_is_named(
@@ -129,18 +132,19 @@ def test_the_model_type_serves_where_no_architecture_is_named(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM.*supported are Llama"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported are Llama"),
+        ({"architectures": ["Gemma3nForCausalLM"]}, "Gemma3nForCausalLM.*supported are Llama"),
         ({"architectures": ["BertModel"]}, "not a text generation model"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "not a text generation model"),
         ({"architectures": "LlamaForCausalLM"}, "not a list"),
         ({"vision_config": {}}, "vision"),
         ({"quantization_config": {"quant_method": "hqq"}}, "hqq.*GGUF"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic.*yarn"),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 4.0}}, "mrope.*yarn, longrope and dyn"),
         ({"rope_scaling": {"type": "linear"}}, "factor of rope_scaling is missing"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differs between layers"),
-        ({"partial_rotary_factor": 0.5}, "part of a head"),
+        ({"partial_rotary_factor": 0.5}, "over 0.5 of a head"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "16"}, "hidden_size is '16'"),
@@ -155,9 +159,9 @@ def test_the_model_type_serves_where_no_architecture_is_named(
                 "architectures": ["Qwen2ForCausalLM"],
                 "use_sliding_window": True,
                 "sliding_window": 64,
-                "layer_types": ["full_attention", "sliding_attention"],
+                "layer_types": ["full_attention", "chunked_attention"],
             },
-            "some layers only",
+            "layers of kind 'chunked_attention'",
         ),
     ],
 )
@@ -195,6 +199,117 @@ def test_configurations_that_transformers_writes_are_read_the_same(tmp_path: Pat
         assert ours.num_kv_heads == theirs.num_key_value_heads
 
 
+def windows(theirs: Any) -> list[int | None]:
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers
+    window = theirs.sliding_window
+    if window is None or window >= theirs.max_position_embeddings:
+        return []
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", ["Gemma", "Gemma2", "Gemma3", "Phi3", "GptOss", "SmolLM3", "Olmo2",
+                                  "Olmo3", "Granite"])  # fmt: skip
+def test_defaults_of_families_are_those_of_transformers(
+    tmp_path: Path, name: str, small: bool
+) -> None:
+    """As it writes them all, and, ``small``, where the file names little but sizes."""
+    transformers = pytest.importorskip("transformers")
+    from batchradix.checkpoint.json_file import read_json
+
+    kind = "Gemma3Text" if name == "Gemma3" else name
+    theirs = getattr(transformers, f"{kind}Config")(architectures=[f"{name}ForCausalLM"])
+    theirs.save_pretrained(tmp_path)
+    config = read_json(tmp_path / "config.json")
+    if small:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        config = {key: config[key] for key in (*sizes, "num_attention_heads", "architectures")}
+    ours = hf_config(tmp_path / "config.json", config)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (
+        getattr(theirs, "head_dim", None) or theirs.hidden_size // ours.num_heads
+    )
+    assert ours.context_length == theirs.max_position_embeddings
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    if name in ("Gemma2", "Gemma3", "Phi3", "GptOss", "Olmo3"):
+        assert list(ours.layer_windows) == windows(theirs)
+    ropes = theirs.rope_parameters
+    of_full = ropes.get("full_attention", ropes)
+    assert ours.rope.theta == of_full["rope_theta"]
+    assert ours.rope.kind == of_full["rope_type"]
+    if "sliding_attention" in ropes:
+        local = {rope.theta for rope in ours.layer_ropes if rope is not None}
+        assert local == {ours.rope.theta, ropes["sliding_attention"]["rope_theta"]}
+    if name == "GptOss":
+        assert (ours.moe.num_experts, ours.moe.num_experts_per_token) == (128, 4)
+        assert ours.attention_bias
+    if name == "SmolLM3":
+        assert [int(rope is not None) for rope in ours.layer_ropes] == theirs.no_rope_layers
+    if name.startswith("Gemma"):
+        assert ours.activation == "gelu_tanh"
+        assert ours.embedding_scale == theirs.hidden_size**0.5
+    if name in ("Gemma2", "Gemma3"):
+        assert ours.logit_softcap == theirs.final_logit_softcapping
+        assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+
+
+def test_the_text_part_of_a_gemma_that_sees_may_say_little(tmp_path: Path) -> None:
+    """As in the published ones."""
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {"hidden_size": 1152},
+    }
+    ours = hf_config(PATH, config)
+    assert ours.text_part
+    assert (ours.vocab_size, ours.num_heads, ours.num_kv_heads, ours.head_dim) == (
+        262208,
+        8,
+        4,
+        256,
+    )
+    assert ours.layer_windows[:7] == (1024,) * 5 + (None, 1024)
+    assert ours.rope == RopeConfig(theta=1e6, kind="linear", factor=8.0)
+    assert ours.layer_ropes[:6] == (RopeConfig(theta=1e4),) * 5 + (ours.rope,)
+    assert ours.context_length == 131072
+
+
+@pytest.mark.parametrize(
+    ("more", "context_length"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 128),
+        ({"rope_type": "yarn", "factor": 4.0}, 128),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}, 1024),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 2.0],
+                "long_factor": [4.0, 8.0],
+                "original_max_position_embeddings": 64,
+            },
+            64,
+        ),
+    ],
+)
+def test_the_context_is_as_long_as_the_rotation_goes(
+    llama_config: dict[str, Any], more: dict[str, Any], context_length: int
+) -> None:
+    ours = hf_config(PATH, {**llama_config, "rope_scaling": more})
+    assert ours.context_length == context_length
+
+
 def test_an_integer_too_long_for_python_is_refused_by_name(tmp_path: Path) -> None:
     from batchradix.checkpoint.json_file import read_json
 
@@ -203,7 +318,55 @@ def test_an_integer_too_long_for_python_is_refused_by_name(tmp_path: Path) -> No
         read_json(tmp_path / "config.json")
 
 
+def of_family(name: str, **more: Any) -> dict[str, Any]:
+    return {"architectures": [f"{name}ForCausalLM"], **more}
+
+
 DAMAGED = [
+    ({"rope_scaling": []}, "rope_scaling is \\[\\], not an object"),
+    ({"rope_scaling": ""}, "rope_scaling is '', not an object"),
+    ({"rope_parameters": False}, "rope_parameters is False, not an object"),
+    ({"rope_scaling": {"rope_type": 3}}, "rope_type of rope_scaling is 3"),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}},
+        "truncate of rope_scaling is 'no'",
+    ),
+    (
+        of_family("DeepseekV3", rope_scaling={"type": "yarn", "factor": 2.0, "mscale_all_dim": []}),
+        "mscale_all_dim of rope_scaling is \\[\\]",
+    ),
+    (of_family("DeepseekV2", topk_method=[]), "topk_method is \\[\\], not a name"),
+    (of_family("DeepseekV3", scoring_func=0), "scoring_func is 0, not a name"),
+    ({"rms_norm_eps": 1e308}, "rms_norm_eps is too large"),
+    ({"rms_norm_eps": 2}, "rms_norm_eps is 2, but must be 1 or less"),
+    ({"hidden_act": 0}, "hidden_act is 0, not a name"),
+    ({"architectures": ""}, "architectures is '', not a list"),
+    (of_family("Qwen3Moe", mlp_only_layers=0), "mlp_only_layers is 0"),
+    (of_family("Mistral", sliding_window="8"), "sliding_window is '8'"),
+    (of_family("Mistral", sliding_window=0), "sliding_window is 0"),
+    (of_family("Gemma2", hidden_activation="gelu"), "activation 'gelu' is not supported"),
+    (of_family("Gemma2", layer_types=["sliding_attention"]), "layer_types does not name"),
+    (of_family("Gemma2", layer_types=[[], {}]), "layers of kind \\[\\]"),
+    (of_family("Gemma2", attn_logit_softcapping=[]), "attn_logit_softcapping is \\[\\]"),
+    (of_family("Gemma2", final_logit_softcapping=0), "final_logit_softcapping is 0"),
+    (of_family("Gemma3", use_bidirectional_attention=True), "sees later tokens"),
+    (of_family("Gemma3", rope_parameters={"rope_theta": 1e4}), "does not say for full_attention"),
+    (of_family("Gemma3", rope_parameters={"full_attention": 1}), "full_attention of rope_para"),
+    (of_family("Phi3", partial_rotary_factor=0.75), "parts of heads of odd size 3"),
+    (of_family("Phi3", partial_rotary_factor=2), "over 2 of a head"),
+    (
+        of_family("Phi3", rope_scaling={"type": "su", "short_factor": 1, "long_factor": [1.0]}),
+        "short_factor of rope_scaling is 1, not a list",
+    ),
+    (
+        of_family("Phi3", rope_scaling={"type": "su", "short_factor": [1.0], "long_factor": [1]}),
+        "short_factor of rope_scaling has 1 numbers, but 4 elements",
+    ),
+    (of_family("SmolLM3", no_rope_layers=[1, []]), "no_rope_layers is not a list"),
+    (of_family("SmolLM3", no_rope_layers={}), "no_rope_layers is not a list"),
+    (of_family("Granite", logits_scaling=0), "logits_scaling is 0"),
+    (of_family("GptOss", swiglu_limit="7"), "swiglu_limit is '7'"),
+    (of_family("Llama", quantization_config={"quant_method": "mxfp4"}), "mxfp4 are not supported"),
     ({"num_hidden_layers": 10**12}, "num_hidden_layers is .* 10,000 or less"),
     ({"num_hidden_layers": 10**400}, "num_hidden_layers is too large"),
     ({"hidden_size": 1e308}, "hidden_size is too large"),

@@ -60,6 +60,15 @@ LATENT = EXPERTS | {
     "q_lora_rank": None,
     "rms_norm_eps": 1e-5,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.3, 1.5, 2.0, 2.2, 3.0],
+    "long_factor": [9.0] * 6,
+}
+CAPS = {"attn_logit_softcapping": 0.6, "final_logit_softcapping": 1.5}
+GEMMA = {"head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 24}
+SLIDING = {"head_dim": 16, "sliding_window": 5}  # prompts are several windows long
 V3 = {"q_lora_rank": 28, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0}
 FAMILIES = {
     "llama": ("Llama", {"tie_word_embeddings": False}),
@@ -121,18 +130,113 @@ FAMILIES = {
         "DeepseekV3",
         LATENT | V3 | {"rope_interleave": False, "norm_topk_prob": False},
     ),
+    "llama-rope-dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "llama-rope-longrope": ("Llama", {"rope_parameters": LONGROPE | {"factor": 4.0}}),
+    "mistral-sliding": ("Mistral", SLIDING),
+    "mixtral-sliding": ("Mixtral", SLIDING | {"num_local_experts": 6}),
+    "qwen2-sliding": (
+        "Qwen2",
+        {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+    ),
+    "qwen3-sliding": (
+        "Qwen3",
+        SLIDING
+        | {
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3-moe-sliding": (
+        "Qwen3Moe",
+        SLIDING
+        | {
+            "use_sliding_window": True,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma": ("Gemma", GEMMA),
+    "gemma2": ("Gemma2", GEMMA | CAPS | {"sliding_window": 5}),
+    "gemma3": (
+        "Gemma3",
+        GEMMA
+        | {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma3-capped": ("Gemma3", GEMMA | {"sliding_window": 5, "final_logit_softcapping": 1.5}),
+    "phi3": ("Phi3", {"tie_word_embeddings": False}),
+    "phi3-sliding": ("Phi3", {"sliding_window": 5, "rms_norm_eps": 1e-3}),
+    "phi3-partial-longrope": (
+        "Phi3",
+        {
+            "hidden_size": 64,
+            "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 0.8,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "smollm3-sliding": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1, 1], "sliding_window": 5, "use_sliding_window": True},
+    ),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": None},
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 1.2,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "mlp_bias": True,
+        },
+    ),
 }
 
 
 def build_model(kind: str, **changes: object) -> transformers.PreTrainedModel:
     """Random weights large enough that attention, biases and norms all matter."""
     family, settings = FAMILIES[kind]
-    config = getattr(transformers, f"{family}Config")(**{**BASE, **settings, **changes})
+    kind_of_config = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, kind_of_config)(**{**BASE, **settings, **changes})
     torch.manual_seed(sum(map(ord, kind)))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") and family.startswith("Gemma"):
+                parameter.copy_(0.3 * torch.randn_like(parameter))  # 1 is added
+            elif name.endswith("sinks"):
+                parameter.copy_(torch.randn_like(parameter))
+            elif name.endswith("norm.weight"):
                 parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * torch.randn_like(parameter))
@@ -167,6 +271,20 @@ def save_model(model: transformers.PreTrainedModel, folder: Path, **options: obj
     return folder
 
 
+def engine_settings(**changes: object) -> EngineSettings:
+    values = {
+        "dtype": "float32",
+        "device": "cpu",
+        "attention": "auto",
+        "batch_size": 8,
+        "prefill_tokens": 64,
+        "kv_tokens": NUM_SLOTS,
+        "prefix_cache": True,
+        "num_threads": 1,
+    }
+    return EngineSettings(**(values | changes))
+
+
 def open_runner(
     folder: Path,
     dtype: str = "float32",
@@ -175,17 +293,7 @@ def open_runner(
     quantize: str = "off",
 ) -> ModelRunner:
     """A runner whose whole pool is NaN, so that reading an unused slot shows."""
-    settings = EngineSettings(
-        dtype=dtype,
-        device=device,
-        attention="auto",
-        batch_size=8,
-        prefill_tokens=64,
-        kv_tokens=num_slots,
-        prefix_cache=True,
-        num_threads=1,
-        quantize=quantize,
-    )
+    settings = engine_settings(dtype=dtype, device=device, kv_tokens=num_slots, quantize=quantize)
     runner = ModelRunner(open_checkpoint(str(folder)), settings)
     runner.poison_free([(0, num_slots)])
     return runner
@@ -230,6 +338,7 @@ class Lab:
     build_model = staticmethod(build_model)
     save_model = staticmethod(save_model)
     open_runner = staticmethod(open_runner)
+    settings = staticmethod(engine_settings)
     make_step = staticmethod(make_step)
     run = staticmethod(run)
 

@@ -12,13 +12,14 @@ import torch_flashinfer
 
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.cpu_backend import CpuAttention
-from batchradix.engine.attention.registry import make_backend, missing_kernels
+from batchradix.engine.attention.registry import make_backend, missing_kernels, refusal
 from batchradix.engine.attention.torch_backend import TorchAttention
 from batchradix.engine.attention.triton_backend import TritonAttention
 from batchradix.errors import OptionError
 from batchradix_kernels.float8 import FLOAT8, as_bytes, stored
 from batchradix_kernels.testing import TOLERANCES, assert_matches
 from batchradix_kernels.tree_attention import tree_attention_reference
+from batchradix_kernels.tree_attention.reference import slots_of_query
 from batchradix_kernels.triton_runtime import interprets
 
 # Under Triton's interpreter (`tests/interpreted`) the Triton backend alone, and little of it.
@@ -61,7 +62,7 @@ class Tree:
     def _grow(self, depth: int, width: int) -> None:
         """One node with all below it; its queries and theirs are one range."""
         length = int(self.rng.integers(1, self.max_length + 1))
-        start, first = self._place(length), len(self.slots)
+        start, first, place = self._place(length), len(self.slots), len(self.context)
         kind = self.rng.choice(["old", "new"]) if depth else self.rng.choice(["row", "new"])
         if kind == "new":
             self.slots += range(start, start + length)
@@ -77,7 +78,7 @@ class Tree:
             for _ in range(int(self.rng.integers(1, width + 1))):
                 self._grow(depth - 1, width)
             if kind != "row":
-                self.context.append([start, length, below, len(self.slots)])
+                self.context.insert(place, [start, length, below, len(self.slots)])
 
 
 @pytest.fixture(params=BACKENDS)
@@ -156,6 +157,76 @@ def test_a_random_tree_equals_the_reference(
             tree.context,
             tree.causal,
             scale=shape.scale,
+        )
+        assert_matches(out.view_as(wanted), wanted, TOLERANCES[dtype])
+
+
+# Of a root with rows and new nodes below; the positions of rows differ. What a window of the first
+# layer, the cap and the sinks are, and how trees grow: depth, width, the longest node.
+PECULIAR = [
+    pytest.param(1, None, False, (3, 2, 9), id="sees itself alone"),
+    pytest.param(5, None, False, (2, 4, 40), id="less than a node"),
+    pytest.param(33, None, True, (1, 12, 90), id="ends within nodes, with sinks"),
+    pytest.param(70, 20.0, False, (1, 5, 120), id="with a cap"),
+    pytest.param(50, 5.0, True, (13, 1, 9), id="many levels, with a cap and sinks"),
+    pytest.param(100_000, 5.0, True, (2, 3, 20), id="wider than all"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("window", "softcap", "has_sinks", "sizes"), PECULIAR)
+def test_windows_caps_and_sinks_equal_the_reference(
+    lab, backend_name, dtype, kv_dtype, heads, window, softcap, has_sinks, sizes
+):
+    """Slots beyond the windows of all queries hold NaN in the layer that has one."""
+    tree = Tree(window + sizes[0], *sizes)
+    num_heads, num_kv_heads, head_dim = heads
+    shape = AttentionShape(
+        num_layers=2,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=0.7 * head_dim**-0.5,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        kv_dtype=kv_dtype,
+        layer_windows=(window, None),
+        softcap=softcap,
+        sinks=has_sinks,
+    )
+    if backend_name == "flashinfer" or refusal(backend_name, shape) is not None:
+        pytest.skip(f"{backend_name} does not serve it")
+    backend = make_backend(backend_name, shape)
+    pool = backend.allocate(POOL_SLOTS)
+    backend.poison(pool, 0, POOL_SLOTS)
+    torch.manual_seed(0)
+    num_tokens = len(tree.slots)
+    seen = [slots_of_query(t, tree.context, tree.causal) for t in range(num_tokens)]
+    in_window = {slot for slots in seen for slot in slots[-window:]}
+    for layer, kept in enumerate((in_window, set(tree.old_slots))):
+        old_slots = [slot for slot in tree.old_slots if slot in kept]
+        old = torch.randn(2, num_kv_heads, len(old_slots), head_dim)
+        write(pool, layer, old_slots, stored(old, kv_dtype))
+    positions = [len(slots) - 1 for slots in seen]
+    step = lab.make_step(
+        range(num_tokens), positions, tree.slots, context=tree.context, causal=tree.causal
+    )
+    plan = backend.plan(step)
+    for layer in range(2):
+        q = 3 * torch.randn(num_tokens, num_heads, head_dim)
+        k, v = torch.randn(2, num_tokens, num_kv_heads, head_dim)
+        sinks = torch.randn(num_heads) if has_sinks else None
+        out = backend.run(layer, q, k, v, pool, plan, sinks)
+        wanted = tree_attention_reference(
+            q.to(dtype),
+            *read(pool, layer, range(POOL_SLOTS)).to(dtype),
+            tree.context,
+            tree.causal,
+            scale=shape.scale,
+            window=shape.layer_windows[layer],
+            softcap=softcap,
+            sinks=sinks,
         )
         assert_matches(out.view_as(wanted), wanted, TOLERANCES[dtype])
 
@@ -255,6 +326,15 @@ def test_keys_and_values_in_8_bits_are_refused_by_others_and_auto_takes_torch():
         make_backend("flashinfer", shape)
     with pytest.raises(OptionError, match=r"deterministic needs .* leave deterministic out"):
         make_backend("auto", replace(shape, batch_invariant=True))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layer_windows": (None, 8)}, {"softcap": 30.0}, {"sinks": True}]
+)
+def test_flashinfer_refuses_windows_caps_and_sinks(changes):
+    shape = replace(small_shape(torch.bfloat16, num_layers=2), **changes)
+    with pytest.raises(OptionError, match=r"flashinfer, .* no sliding windows, .*; use torch"):
+        make_backend("flashinfer", shape)
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,6 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, source, suffix):
         source([path])
 
 
-def test_a_window_shorter_than_the_context_is_refused(lab, tmp_path):
-    model = lab.build_model("mistral", sliding_window=64)
-    lab.save_model(model, tmp_path)
-    with pytest.raises(ModelError, match="window of 64 tokens"):
-        load_model(open_checkpoint(str(tmp_path)), torch.float32, CPU)
-
-
 def test_weights_are_converted_while_they_are_stacked(tmp_path):
     first, second = torch.randn(2, 3), torch.randn(4, 3)
     save_file({"a": first, "b": second}, tmp_path / "w.safetensors")

@@ -37,7 +37,10 @@ def every_family(function):
         "llama llama-tied llama-one-kv-head llama-no-groups llama-biases llama-rope-llama3 "
         "llama-rope-linear llama-rope-yarn mistral qwen2 qwen3 qwen3-tied mixtral qwen2-moe "
         "qwen3-moe deepseek-v2-lite deepseek-v2 deepseek-v3 deepseek-v3-no-groups "
-        "deepseek-v3-halved-rope"
+        "deepseek-v3-halved-rope llama-rope-dynamic llama-rope-longrope mistral-sliding "
+        "mixtral-sliding qwen2-sliding qwen3-sliding qwen3-moe-sliding gemma gemma2 gemma3 "
+        "gemma3-capped phi3 phi3-sliding phi3-partial-longrope gpt-oss smollm3 smollm3-sliding "
+        "olmo2 olmo3 granite"
     )
     return pytest.mark.parametrize("runner", from_conftest.split(), indirect=True)(function)
 

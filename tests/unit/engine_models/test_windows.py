@@ -15,6 +15,8 @@ from batchradix.engine.attention.cpu_backend import CpuAttention
 from batchradix.engine.attention.window_plan import WINDOW, plan_windows
 from batchradix.engine.step import Step, empty_i64
 from batchradix_kernels.native import Level, level, library, limit_level
+from batchradix_kernels.testing import TOLERANCES, assert_matches
+from batchradix_kernels.tree_attention import tree_attention_reference
 
 
 class TreeSteps:
@@ -134,8 +136,11 @@ def each_level(request: pytest.FixtureRequest):
     limit_level(Level.AMX)
 
 
-def attend(step: Step, kv: torch.Tensor, q: torch.Tensor, num_slots: int) -> torch.Tensor:
-    """[T, 192]; ``kv``: [2, 1, num_slots, 64], slots in use; the rest of the pool is NaN."""
+def attend(
+    step: Step, kv: torch.Tensor, q: torch.Tensor, num_slots: int, sliding: int | None
+) -> torch.Tensor:
+    """[T, 192], of a layer with a sliding window or without; ``kv``: [2, 1, num_slots, 64], slots
+    in use; the rest of the pool is NaN."""
     backend = CpuAttention(
         AttentionShape(
             num_layers=1,
@@ -146,6 +151,7 @@ def attend(step: Step, kv: torch.Tensor, q: torch.Tensor, num_slots: int) -> tor
             dtype=kv.dtype,
             device=torch.device("cpu"),
             batch_invariant=True,
+            layer_windows=(sliding,),
         )
     )
     pool = backend.allocate(num_slots)
@@ -161,22 +167,26 @@ def attend(step: Step, kv: torch.Tensor, q: torch.Tensor, num_slots: int) -> tor
 
 @pytest.mark.skipif(library() is None, reason="the C kernels were not built")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_gets_the_same_bits_alone_and_in_any_tree(each_level, dtype) -> None:
+@pytest.mark.parametrize("sliding", [None, 50, 1], ids=str)
+def test_a_row_gets_the_same_bits_alone_and_in_any_tree(each_level, dtype, sliding) -> None:
     """Each query of a random tree against itself as the only one, its slots side by side."""
 
     @given(st.data())
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=4 if sliding else 8, deadline=None)
     def check(data) -> None:
         tree = TreeSteps(data.draw)
         step = tree.step()
         torch.manual_seed(len(tree.seen))
         kv = torch.randn(2, 1, tree.slot + 1, 64).to(dtype)
         q = torch.randn(step.num_tokens, 3, 64).to(dtype)
-        together = attend(step, kv, q, tree.slot + 1)
+        together = attend(step, kv, q, tree.slot + 1, sliding)
         for t in {*range(0, step.num_tokens, 7), step.num_tokens - 1}:
             n = len(tree.seen[t])
             alone = make_step(positions=[n - 1], slots=[n - 1], context=[[0, n, 0, 1]])
-            wanted = attend(alone, kv[:, :, tree.seen[t]], q[t : t + 1], n)
-            assert torch.equal(together[t : t + 1], wanted)
+            row, held = q[t : t + 1], kv[:, :, tree.seen[t]]
+            assert torch.equal(together[t : t + 1], attend(alone, held, row, n, sliding))
+            pieces = [(0, n, 0, 1)], []
+            wanted = tree_attention_reference(row, *held, *pieces, scale=0.125, window=sliding)
+            assert_matches(together[t].view(1, 3, 64), wanted, TOLERANCES[dtype])
 
     check()

@@ -1,4 +1,5 @@
-"""Random models with latent attention and with experts answer as transformers does row by row."""
+"""Random models of families that differ from a Llama answer as transformers does row by row: with
+latent attention, experts, windows, caps, sinks, other norms and rotations."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ LATENT = [
     "deepseek-v3-no-groups",
     "deepseek-v3-plain",
 ]
-FAMILIES = [*LATENT, "mixtral", "qwen2-moe", "qwen3-moe"]
+EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe"]
+OTHERS = ["qwen3-sliding", "gemma2", "gemma3", "phi3", "gpt-oss", "smollm3", "olmo3", "granite"]
+FAMILIES = [*LATENT, *EXPERTS, *OTHERS]
 MAX_TOKENS = [1, 4, 9]
 NUM_ROWS = 100
 
