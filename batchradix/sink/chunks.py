@@ -16,7 +16,13 @@ from batchradix.sink.json_text import json_texts
 from batchradix.types import I64, Status
 
 PARTS = "parts"
-_COLUMNS = ("status", "value", "text", "reasoning", "error", "finish_reason") + (
+_COLUMNS = (
+    "status",
+    "value",
+    "text",
+    "reasoning",
+    "error",
+    "finish_reason",
     "completion_tokens",
     "reasoning_tokens",
 )

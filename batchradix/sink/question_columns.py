@@ -14,7 +14,13 @@ from batchradix.sink.fold import CUT_TOKENS, null_where, put_column, put_totals,
 from batchradix.types import I64, Status
 
 QUESTIONS = "questions"
-_PARTS = ("status", "cut", "text", "reasoning", "error", "finish_reason") + (
+_PARTS = (
+    "status",
+    "cut",
+    "text",
+    "reasoning",
+    "error",
+    "finish_reason",
     "completion_tokens",
     "reasoning_tokens",
     "parts",
