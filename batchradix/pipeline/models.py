@@ -20,6 +20,8 @@ from batchradix.report.machine import machine
 from batchradix.schema.tool_styles import detect_style
 from batchradix.settings import Machine, resolve_dtype, resolve_engine
 
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""One of them is there where a GPU may be; without any torch need not be asked, which takes long."""
 USEFUL_KV_TOKENS = 4096
 """A model fits where so many tokens of keys and values, or its whole context, do beside it."""
 
@@ -106,12 +108,11 @@ class ModelCheck:
 
 def needs_of(config: ModelConfig, options: EngineOptions, here: Machine) -> Needs:
     """Raises `OptionError` for options that exclude each other on this machine."""
-    from batchradix.engine.attention.registry import num_kv_copies
-
     device = here.device if options.device == "auto" else options.device
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=here.has_bf16)
     element_bytes = 4 if dtype == "float32" else 2
-    copies = num_kv_copies(config, options, here)
+    # As the C kernels keep latents, twice; which backend will serve, torch would have to say.
+    copies = 2 if config.mla is not None and device == "cpu" else 1
     try:
         kv_tokens = resolve_engine(
             options,
@@ -137,6 +138,8 @@ def needs_of(config: ModelConfig, options: EngineOptions, here: Machine) -> Need
 
 def this_machine(options: EngineOptions) -> Machine:
     """With the device that the options name, or the best there is."""
+    if options.device in ("auto", "cpu") and not any(Path(file).exists() for file in _GPU_FILES):
+        return machine("cpu")
     from batchradix.engine.device import find_device
 
     return machine(*find_device(options.device))
