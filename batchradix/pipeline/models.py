@@ -21,7 +21,7 @@ from batchradix.schema.tool_styles import detect_style
 from batchradix.settings import Machine, resolve_dtype, resolve_engine
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""One of them is there where a GPU may be; without any torch need not be asked, which takes long."""
+"""One of them is there where a GPU may be; without any, torch need not be loaded and asked."""
 USEFUL_KV_TOKENS = 4096
 """A model fits where so many tokens of keys and values, or its whole context, do beside it."""
 
