@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchradix.jobs.base import JobSource
+from batchradix.plan.numbering import numbered
 from batchradix.prompts.fields import Fields
 from batchradix.types import I32, I64
 
@@ -55,19 +56,11 @@ def read_fields(
         size = max(1, sum(map(len, known)))
         share = sum(fields.num_tokens(list(known))) / size
         tokens[:, field] = np.rint(tokens[:, field] * share)
-        codes[:, field] = _numbered(codes[:, field])
+        # Hashes differ from process to process, and their order with them.
+        codes[:, field] = numbered(codes[:, field])
     return FieldTable(
         rows=np.concatenate([np.zeros(0, np.int64), *numbers]),
         codes=codes,
         tokens=tokens,
         samples=[list(known) for known in samples],
     )
-
-
-def _numbered(values: I64) -> I64:
-    """By first appearance: hashes differ from process to process, and their order with them."""
-    _, firsts, inverse = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(len(firsts), dtype=np.int64)
-    rank[np.argsort(firsts)] = np.arange(len(firsts))
-    numbered: I64 = rank[inverse]
-    return numbered

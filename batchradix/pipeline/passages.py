@@ -8,6 +8,7 @@ import numpy as np
 
 from batchradix.errors import InputError, OptionError
 from batchradix.jobs.base import JobSource
+from batchradix.plan.numbering import numbered
 from batchradix.plan.passages import computed_tokens, order_passages
 from batchradix.prompts.build import PromptBuilder
 from batchradix.prompts.passages import PassageOrders
@@ -59,15 +60,7 @@ class _Lists:
 
     def codes(self) -> I64:
         """int64[m]: equal for equal items, numbered from 0 on by first appearance."""
-        _, firsts, inverse = np.unique(
-            np.concatenate([np.zeros(0, np.int64), *self._hashes]),
-            return_index=True,
-            return_inverse=True,
-        )
-        rank = np.empty(len(firsts), dtype=np.int64)
-        rank[np.argsort(firsts)] = np.arange(len(firsts))
-        codes: I64 = rank[inverse]
-        return codes
+        return numbered(np.concatenate([np.zeros(0, np.int64), *self._hashes]))
 
     def tokens(self, share: float) -> I32:
         """int32[m]: about how many each item has, where a character makes so many."""

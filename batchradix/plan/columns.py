@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from batchradix.plan.numbering import numbered
 from batchradix.types import I8, I32, I64
 
 MAX_FIELDS = 64
@@ -97,7 +98,7 @@ def _groups(
     """
     num_rows, num_fields = codes.shape
     is_left = np.ones(num_rows, dtype=np.bool_)
-    own = [_numbered(codes[:, column]) for column in range(num_fields)]
+    own = [numbered(codes[:, column]) for column in range(num_fields)]
     counts = [np.bincount(values) for values in own]
     members = [_Members(values, count) for values, count in zip(own, counts, strict=True)]
     columns = [
@@ -130,14 +131,6 @@ def _groups(
     rest = np.flatnonzero(is_left)
     if len(rest):
         yield rest, fields[:0]
-
-
-def _numbered(values: I64) -> I64:
-    """The values as numbers from 0 on, by first appearance."""
-    _, firsts, inverse = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(len(firsts), dtype=np.int64)
-    rank[np.argsort(firsts)] = np.arange(len(firsts))
-    return rank[inverse]
 
 
 class _Members:

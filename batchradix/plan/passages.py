@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from batchradix.plan.numbering import numbered
 from batchradix.types import I32, I64
 
 _SMALL_GROUP = 8  # rows; fewer take what they share in one order
@@ -79,7 +80,7 @@ def _each_once(codes: I64, row_of: I64) -> I64:
     begins = np.flatnonzero(is_new)
     times = np.empty(len(codes), dtype=np.int64)
     times[order] = np.arange(len(codes)) - np.repeat(begins, np.diff([*begins, len(codes)]))
-    return _numbered(codes * (int(times.max(initial=0)) + 1) + times)
+    return numbered(codes * (int(times.max(initial=0)) + 1) + times)
 
 
 def _groups(items: I64, row_of: I64, tokens: I32) -> Iterator[tuple[I64, I64]]:
@@ -90,8 +91,8 @@ def _groups(items: I64, row_of: I64, tokens: I32) -> Iterator[tuple[I64, I64]]:
     Rows only ever leave, so what an item saves only shrinks: the best of what was computed last is
     looked at again, and is taken where it is the best still.
     """
-    own = _numbered(items)
-    rows = _numbered(row_of)
+    own = numbered(items)
+    rows = numbered(row_of)
     counts = np.bincount(own)
     by_item = np.argsort(own, kind="stable")
     ends = np.cumsum(counts)
@@ -148,12 +149,3 @@ def _ranges(begins: I64, ends: I64) -> I64:
     shift = np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
     numbers: I64 = np.arange(int(sizes.sum())) + shift
     return numbers
-
-
-def _numbered(values: I64) -> I64:
-    """The values as numbers from 0 on, by first appearance."""
-    _, firsts, inverse = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(len(firsts), dtype=np.int64)
-    rank[np.argsort(firsts)] = np.arange(len(firsts))
-    numbered: I64 = rank[inverse]
-    return numbered
