@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from batchradix import pipeline
+from batchradix import fleet, pipeline
 from batchradix.chat_options import ChatOptions
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from batchradix.config import (
@@ -23,6 +23,7 @@ from batchradix.config import (
     Shard,
 )
 from batchradix.errors import OptionError
+from batchradix.fleet_options import DEFAULT_WORKER_TIMEOUT_S, FleetOptions
 from batchradix.plan.cached import PlanSummary
 from batchradix.report.progress import choose_progress
 from batchradix.report.summary import Summary
@@ -158,6 +159,9 @@ def run(
     sample_seed: int | None = None,
     price_per_hour: float | None = None,
     gold: str | None = None,
+    workers: int | Literal["auto"] | None = None,
+    ray_address: str | None = None,
+    worker_timeout_s: float = DEFAULT_WORKER_TIMEOUT_S,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
     show_progress: bool = False,
@@ -203,7 +207,9 @@ def run(
     input by ``sample_seed`` (that of ``sampling`` when None), and ``RunResult.summary.estimate``
     says what the whole job would take, with ``price_per_hour`` what it would cost too; the same
     call without ``sample`` goes on with them. ``gold`` names the input column of right answers:
-    ``summary.gold`` counts, field by field, how many answers are right.
+    ``summary.gold`` counts, field by field, how many answers are right. ``workers`` engines on Ray share the job
+    (``"auto"``: one for each GPU), on the cluster at ``ray_address`` or in processes that end with
+    the run; one that takes no step for ``worker_timeout_s`` seconds is replaced.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """
@@ -261,8 +267,15 @@ def run(
         trial=TrialOptions(
             sample=sample, sample_seed=sample_seed, price_per_hour=price_per_hour, gold=gold
         ),
+        fleet=FleetOptions(
+            workers=workers, ray_address=ray_address, worker_timeout_s=worker_timeout_s
+        ),
     )
-    outcome = pipeline.run(config, progress=choose_progress(quiet=not show_progress))
+    outcome = pipeline.run(
+        config,
+        progress=choose_progress(quiet=not show_progress),
+        engines=fleet.engines_for(config),
+    )
     return RunResult(summary=outcome.summary, table=outcome.table, path=config.output.path)
 
 

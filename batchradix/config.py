@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from batchradix.chat_options import ChatOptions
+from batchradix.fleet_options import FleetOptions
 from batchradix.prompt_options import COLUMN_NEEDED
 from batchradix.prompt_options import PromptOptions as PromptOptions
 from batchradix.prompt_options import require as require
@@ -425,6 +426,7 @@ class RunConfig:
     questions: tuple[Question, ...] = ()
     long_rows: LongRows = field(default_factory=LongRows)
     trial: TrialOptions = field(default_factory=TrialOptions)
+    fleet: FleetOptions = field(default_factory=FleetOptions)
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -435,6 +437,7 @@ class RunConfig:
             ("output", OutputOptions),
             ("long_rows", LongRows),
             ("trial", TrialOptions),
+            ("fleet", FleetOptions),
         ):
             value = getattr(self, name)
             require(isinstance(value, kind), f"{name} must be {kind.__name__}, not {value!r}")
@@ -469,4 +472,8 @@ class RunConfig:
         require(
             self.shard is None or self.trial.sample is None,
             "`shard` and `sample` exclude each other: a sample is taken of the whole job",
+        )
+        require(
+            not (self.fleet.is_wanted and self.output.trace),
+            "`workers` and `trace` exclude each other: a trace is of one engine's steps",
         )

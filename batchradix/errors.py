@@ -105,6 +105,7 @@ class RowErrorCode(StrEnum):
     NOT_REPRESENTABLE = "not_representable"  # the value does not fit its Arrow type
     NON_FINITE_LOGITS = "non_finite_logits"  # the model produced NaN or infinity
     ROW_TIMEOUT = "row_timeout"  # its answer took longer than one may
+    WORKER_LOST = "worker_lost"  # worker after worker ended with it
     ENGINE_FAILED = "engine_failed"  # anything else that befell this row alone
 
 

@@ -277,6 +277,8 @@ class Usage:
     cached_tokens: int = 0  # prompt tokens of admitted rows found in the cache
     completion_tokens: int = 0
     forced_tokens: int = 0  # answer tokens the grammar left no choice about, not sampled
+    # prompt tokens that more than one of several workers was given to compute; 0 for one
+    duplicated_tokens: int = 0
     # (row, forward pass) pairs in which an answer token led to a sampled one; a token sampled
     # where the prompt (with a forced opening) ends needs none
     decode_steps: int = 0

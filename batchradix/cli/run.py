@@ -23,6 +23,7 @@ from batchradix.config import (
     Shard,
 )
 from batchradix.errors import BatchradixError, OptionError
+from batchradix.fleet_options import FleetOptions
 from batchradix.report.progress import Progress, choose_progress
 from batchradix.trial import TrialOptions
 
@@ -100,6 +101,18 @@ def run(
     ] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(help="What an hour costs here, for a sample's estimate.")
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Share the job among so many engines on Ray; auto: one a GPU."),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Of a Ray cluster for them, or auto; else Ray starts for this run."),
+    ] = None,
+    worker_timeout: Annotated[
+        str | None,
+        typer.Option(help="Replace a worker that takes no step for so long, such as 5m; 15m."),
     ] = None,
     gold: Annotated[
         str | None,
@@ -383,6 +396,9 @@ def run(
             trace=trace,
             allow_failures=shared.parse_share(allow_failures, "--allow-failures"),
         ),
+        fleet=FleetOptions.parse(
+            workers, ray_address, shared.parse_duration(worker_timeout, "--worker-timeout")
+        ),
         trial=TrialOptions(
             sample=sample, sample_seed=sample_seed, price_per_hour=price_per_hour, gold=gold
         ),
@@ -434,7 +450,7 @@ def _run(
 ) -> int:
     # Read by OpenMP when torch loads: threads that spin while they wait stall on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from batchradix import pipeline
+    from batchradix import fleet, pipeline
 
     try:
         with stop_signals(deadline_s) as stop_requested:
@@ -443,6 +459,7 @@ def _run(
                 progress=progress,
                 stop_requested=stop_requested,
                 warnings=["demonstration model: none was named"] if is_default_model else [],
+                engines=fleet.engines_for(config),
             )
     except BatchradixError as error:
         ending.close(error.exit_code, None, error.spelt(shared.flag))

@@ -135,10 +135,14 @@ class RadixEngines:
         """Raises `SchemaError` where a grammar's choices part at too many places."""
         self._grammars.check_scores(spec)
 
+    def close(self) -> None:
+        """Ends the process in which grammars compile; another begins when one is needed."""
+        self._grammars.close()
+
     def __call__(self, settings: EngineSettings) -> Engine:
         from batchradix.engine.core import RadixEngine
 
-        self._grammars.close()  # its process has no more to do, and weights want the memory
+        self.close()  # its process has no more to do, and weights want the memory
         detokenizer = IncrementalDetokenizer(self._checkpoint.tokenizer.token_bytes)
         return RadixEngine(self._checkpoint, settings, detokenizer, grammars=self._grammars)
 

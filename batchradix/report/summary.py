@@ -167,6 +167,7 @@ class Summary:
             "distinct_tokens": self.distinct_tokens,
             "computed_tokens": usage.computed_tokens,
             "recomputed_tokens": usage.recomputed_tokens,
+            "duplicated_tokens": usage.duplicated_tokens,
             "loaded_tokens": usage.loaded_tokens,
             "reloaded_tokens": usage.reloaded_tokens,
             "completion_tokens": self.completion_tokens,
@@ -230,6 +231,11 @@ class Summary:
                 f"{usage.computed_tokens:,} prompt tokens, {usage.recomputed_tokens:,} again, "
                 + (f"{usage.loaded_tokens:,} from the store, " if usage.loaded_tokens else "")
                 + (f"{usage.reloaded_tokens:,} brought back, " if usage.reloaded_tokens else "")
+                + (
+                    f"{usage.duplicated_tokens:,} by more than one worker, "
+                    if usage.duplicated_tokens
+                    else ""
+                )
                 + (f"in {steps}; {answers} in the table" if resumed else f"{answers} in {steps}"),
             ),
         ]

@@ -36,6 +36,7 @@ OPTIONS = {
     "run": PROMPT_OPTIONS | {
         "--schema-column", "--retries", "--shard", "--combine", "--lora",
         "--sample", "--sample-seed", "--price-per-hour", "--gold",
+        "--workers", "--ray-address", "--worker-timeout",
         "--output", "-o", "--format", "--keep", "--limit", "--temperature",
         "--top-p", "--top-k", "--min-p", "--repetition-penalty", "--presence-penalty",
         "--frequency-penalty", "--seed", "--stop", "--dtype", "--quantize", "--device",

@@ -19,6 +19,7 @@ def test_what_run_takes_for_its_rows_is_taken_here_too() -> None:
     of_the_run = {"input", "output", "format", "id_column", "keep", "limit", "shard", "unnest"}
     of_the_run |= {"restart", "trace", "show_progress"}
     of_the_run |= {"sample", "sample_seed", "price_per_hour", "gold"}
+    of_the_run |= {"workers", "ray_address", "worker_timeout_s"}
     parameters = set(inspect.signature(batchradix.run).parameters) - of_the_run
     assert parameters <= set(option_names())
 
