@@ -9,7 +9,7 @@ twice.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from batchradix.fleet.parts import Part
 from batchradix.types import Plan
@@ -74,10 +74,6 @@ class Assignment:
         """Prompt tokens that more than one worker was given to compute."""
         return sum(overlap.num_tokens for overlap in self.overlaps.values())
 
-    @property
-    def has_parts(self) -> bool:
-        return any(self._queues)
-
     def add(self, parts: Sequence[Sequence[Part]]) -> None:
         """Puts parts behind those there, for each worker its own."""
         for queue, own in zip(self._queues, parts, strict=True):
@@ -91,18 +87,23 @@ class Assignment:
         """The next part of a worker's own, which stays where it is."""
         return self._queues[worker][0] if self._queues[worker] else None
 
-    def take(self, worker: int, *, is_idle: bool = True) -> Part | None:
-        """Takes the next part of a worker's own, or what duplicates the least of the busiest
-        other's. None when nothing is left, or is suspect and the worker not idle."""
+    def has_suspect(self, worker: int) -> bool:
+        """Whether one of a worker's parts was with a worker that was lost."""
+        return any(part.deaths for part in self._queues[worker])
+
+    def take(self, worker: int) -> Part | None:
+        """Takes the next part of a worker's own; None when there is none."""
         queue = self._queues[worker]
-        if not queue:
-            queue = max(self._queues, key=lambda parts: sum(map(self._cost, parts)))
-            if not queue:
-                return None
-        at = 0 if queue is self._queues[worker] else self._cheapest(worker, queue)
-        if queue[at].deaths and not is_idle:
-            return None
-        part = queue.pop(at)
+        return self._given(worker, queue.pop(0)) if queue else None
+
+    def steal(self, thief: int, victims: Iterable[int]) -> Part | None:
+        """Takes the part that duplicates the least of the busiest of ``victims``, None when they
+        have none."""
+        queues = (self._queues[victim] for victim in victims)
+        queue = max(queues, key=lambda parts: sum(map(self._cost, parts)), default=None)
+        return self._given(thief, queue.pop(self._cheapest(thief, queue))) if queue else None
+
+    def _given(self, worker: int, part: Part) -> Part:
         if part.job_id in self.overlaps:
             self.overlaps[part.job_id].add(worker, part.first, part.last)
         return part

@@ -208,22 +208,37 @@ class FleetEngine:
 
     def _hand_out(self) -> None:
         """Sends every worker parts until it has enough to go on with."""
-        for worker, member in enumerate(self._members):
-            while member.is_ready and self._wants(worker, member):
-                part = self._assignment.take(worker, is_idle=not member.parts)
-                if part is None:
-                    break
+        ready = [(worker, one) for worker, one in enumerate(self._members) if one.is_ready]
+        for worker, member in ready:
+            while self._wants_own(worker, member):
+                part = self._assignment.take(worker)
+                assert part is not None
                 self._send(worker, member, part)
+        for worker, member in ready:
+            if self._assignment.own(worker) is None and not member.has_suspect:
+                self._steal(worker, member)
 
-    def _wants(self, worker: int, member: _Member) -> bool:
-        """Whether a worker is to get another part: of its own before it runs out of rows to admit,
-        of another's when its steps are no longer full; and suspect rows by themselves."""
-        if member.has_suspect:
-            return False
+    def _wants_own(self, worker: int, member: _Member) -> bool:
+        """Whether a worker is to get its next part: before it runs out of rows to admit. Suspect
+        rows run by themselves."""
         own = self._assignment.own(worker)
-        if own is None:
-            return member.num_rows <= self._batch_size // 2
+        if own is None or member.has_suspect:
+            return False
         return member.num_rows == 0 if own.deaths else member.num_rows < 2 * self._batch_size
+
+    def _steal(self, thief: int, member: _Member) -> None:
+        """Sends a worker a part of another's, when its steps are no longer full; one that is
+        still loading, or whose next rows are suspect, is left alone until it has nothing to do."""
+        if member.num_rows > self._batch_size // 2:
+            return
+        victims = [
+            worker
+            for worker, other in enumerate(self._members)
+            if not member.num_rows or (other.is_ready and not self._assignment.has_suspect(worker))
+        ]
+        part = self._assignment.steal(thief, victims)
+        if part is not None:
+            self._send(thief, member, part)
 
     def _send(self, worker: int, member: _Member, part: Part) -> None:
         job = self._jobs[part.job_id]

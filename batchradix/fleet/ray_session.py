@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,32 +81,9 @@ class RaySession:
         )
 
     def places(self, options: FleetOptions, engine: EngineOptions) -> tuple[int, Place]:
-        """How many workers there are to be, and what each gets: the GPUs and cores of the nodes
-        are divided evenly. Raises `OptionError` where there are not as many."""
+        """How many workers there are to be on the nodes that are there, and what each gets."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        nodes = [node for node in nodes if node.get("CPU", 0) >= 1]
-        gpus = 0 if engine.device == "cpu" else sum(int(node.get("GPU", 0)) for node in nodes)
-        count = options.workers if isinstance(options.workers, int) else gpus or len(nodes)
-        if gpus and count > gpus:
-            raise OptionError(
-                f"there are {gpus} GPUs for {count} workers, and each needs one of its own; lower "
-                f"`workers`, or set `device` to cpu"
-            )
-        if gpus:
-            sharing = max(int(node.get("GPU", 0)) for node in nodes)
-        else:
-            sharing = -(-count // max(1, len(nodes)))
-        fewest = min((int(node["CPU"]) for node in nodes), default=0)
-        threads = engine.num_threads or max(1, fewest // max(1, min(sharing, count)))
-        if sum(int(node["CPU"]) // threads for node in nodes) < count:
-            cores = sum(int(node["CPU"]) for node in nodes)
-            raise OptionError(
-                f"Ray has {cores} cores for {count} workers of {threads} threads; lower `workers` "
-                f"or `num_threads`"
-            )
-        return count, Place(
-            num_threads=threads, num_gpus=int(gpus > 0), num_sharing=max(1, min(sharing, count))
-        )
+        return divide(nodes, options.workers, engine)
 
     def close(self) -> None:
         if self._is_mine:
@@ -116,6 +93,36 @@ class RaySession:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def divide(
+    nodes: Sequence[Mapping[str, float]], workers: int | str | None, engine: EngineOptions
+) -> tuple[int, Place]:
+    """How many workers there are to be, and what each gets of its node: GPUs and cores are divided
+    evenly. ``nodes``: what each of them has, as Ray says it. Raises `OptionError` where they have
+    too little."""
+    nodes = [node for node in nodes if node.get("CPU", 0) >= 1]
+    gpus = 0 if engine.device == "cpu" else sum(int(node.get("GPU", 0)) for node in nodes)
+    count = workers if isinstance(workers, int) else gpus or len(nodes)
+    if gpus and count > gpus:
+        raise OptionError(
+            f"there are {gpus} GPUs for {count} workers, and each needs one of its own; lower "
+            f"`workers`, or set `device` to cpu"
+        )
+    if gpus:
+        nodes = [node for node in nodes if node.get("GPU", 0) >= 1]
+        sharing = max(int(node["GPU"]) for node in nodes)
+    else:
+        sharing = -(-count // max(1, len(nodes)))
+    sharing = max(1, min(sharing, count))
+    cores = [int(node["CPU"]) for node in nodes]
+    threads = engine.num_threads or max(1, min(cores, default=1) // sharing)
+    if sum(one // threads for one in cores) < count or not count:
+        raise OptionError(
+            f"Ray has {sum(cores)} cores on {len(cores)} machines for {max(1, count)} workers of "
+            f"{threads} threads; lower `workers` or `num_threads`"
+        )
+    return count, Place(num_threads=threads, num_gpus=int(gpus > 0), num_sharing=sharing)
 
 
 @contextmanager
