@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -453,7 +455,8 @@ def _run(
     from batchradix import fleet, pipeline
 
     try:
-        with stop_signals(deadline_s) as stop_requested:
+        # Ray prints what it finds wrong; standard output is for the summary alone.
+        with stop_signals(deadline_s) as stop_requested, redirect_stdout(sys.stderr):
             outcome = pipeline.run(
                 config,
                 progress=progress,

@@ -20,6 +20,7 @@ from batchradix.fleet_options import FleetOptions
 from batchradix.report.machine import num_threads
 
 _OBJECT_STORE_BYTES = 256 * 2**20
+_ORPHANED_S = "10"
 _LONGEST_FOLDER = 40  # characters: the names of Ray's sockets below it must stay under 108
 
 
@@ -69,6 +70,8 @@ class RaySession:
         self._folder = tempfile.mkdtemp(
             prefix="batchradix-", dir=folder if len(folder) <= _LONGEST_FOLDER else "/tmp"
         )
+        # When this process is killed, Ray's own look for its head so long before they end too.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _ORPHANED_S)
         count = options.workers if isinstance(options.workers, int) else 1
         self._ray.init(
             address="local",
