@@ -15,7 +15,7 @@ from batchradix.errors import EngineError, RowError, RowErrorCode
 from batchradix.fleet.assignment import Assignment, Overlap
 from batchradix.fleet.crew import Crew, Lost, Report
 from batchradix.fleet.parts import Part, cut, cut_by_worker, part_job
-from batchradix.types import Completion, EngineJob, FinishReason, Usage
+from batchradix.types import Completion, EngineJob, FinishReason, TokenTable, Usage
 
 DEATHS_BEFORE_HALVING = 2
 DEATHS_OF_A_ROW = 3
@@ -74,7 +74,8 @@ class FleetEngine:
         self._num_left: dict[int, int] = {}  # rows by job
         self._next_job_id = self._next_part = 0
         self._assignment = Assignment(crew.num_workers, self._cost)
-        self._ran_by: NDArray[np.int16] | None = None  # by row of the token table
+        self._table: TokenTable | None = None  # of the last job that was cut anew
+        self._ran_by: NDArray[np.int16] | None = None  # workers by row of it
         self._notices: dict[str, None] = {}
         self._num_in_vain = 0
         self._members = [_Member(clock()) for _ in range(crew.num_workers)]
@@ -113,8 +114,9 @@ class FleetEngine:
             return job_id
         self._jobs[job_id], self._num_left[job_id] = job, len(job.plan)
         count = self._crew.num_workers
-        ran_by = self._ran_by
+        ran_by = self._ran_by if self._table is job.tokens else None
         if ran_by is None or (ran_by[job.plan.order] < 0).any():
+            self._table = job.tokens
             self._ran_by = np.full(len(job.tokens), -1, dtype=np.int16)
             parts = cut(job_id, job, count)
             self._assignment.overlaps[job_id] = Overlap(job.plan, count)
@@ -248,7 +250,7 @@ class FleetEngine:
             member.seen_s = self._clock()
         member.parts[number] = part
         member.num_rows += len(part)
-        if self._ran_by is not None:
+        if self._ran_by is not None and self._table is job.tokens:
             self._ran_by[job.plan.order[part.places]] = worker
         self._crew.send(worker, number, part_job(job, part, prefix_cache=self._prefix_cache))
 

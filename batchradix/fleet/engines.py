@@ -60,6 +60,7 @@ class FleetEngines:
             name = config.model
             recipe = EngineRecipe(
                 model=os.path.abspath(name) if is_local and os.path.exists(name) else name,
+                lora=None if config.lora is None else os.path.abspath(config.lora),
                 content_hash=None if is_local else self._checkpoint.content_hash,
                 options=replace(config.engine, dtype=settings.dtype),
                 place=place,
@@ -86,6 +87,7 @@ class EngineRecipe:
     whole job can use, None where that is not known."""
 
     model: str
+    lora: str | None
     content_hash: str | None
     options: EngineOptions
     place: Place
@@ -96,7 +98,7 @@ class EngineRecipe:
         from batchradix.engine.attention.registry import num_kv_copies
         from batchradix.engine.device import find_device
 
-        checkpoint = open_checkpoint(self.model)
+        checkpoint = open_checkpoint(self.model, lora=self.lora)
         if self.content_hash not in (None, checkpoint.content_hash):
             raise ModelError(
                 f"a worker's machine has another model under the name {self.model}; give every "

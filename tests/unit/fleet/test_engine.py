@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -210,11 +211,24 @@ def test_rows_that_run_again_go_to_the_worker_that_ran_them() -> None:
     engine.submit(job)
     drain(engine)
     computed = crew.computed_tokens
-    again = engine.submit(job_of(rows))
+    again = engine.submit(replace(job))
     while engine.has_work:
         assert {one.job_id for one in engine.step()} <= {again}
     assert crew.computed_tokens == computed
     assert set(crew.ran.values()) == {2}
+
+
+def test_a_job_of_other_rows_is_cut_anew() -> None:
+    crew = PretendCrew(3)
+    engine = fleet(crew, batch_size=1000)
+    engine.submit(job_of(documents(6, 20)))
+    drain(engine)
+    rows = documents(2, 9)
+    job = job_of(rows)
+    before = crew.computed_tokens
+    engine.submit(job)
+    check_answers(rows, drain(engine))
+    assert crew.computed_tokens - before <= job.tree.distinct_tokens * 3
 
 
 def test_each_part_is_a_job_of_its_own_rows_that_leaves_its_prefixes() -> None:
