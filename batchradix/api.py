@@ -207,9 +207,9 @@ def run(
     input by ``sample_seed`` (that of ``sampling`` when None), and ``RunResult.summary.estimate``
     says what the whole job would take, with ``price_per_hour`` what it would cost too; the same
     call without ``sample`` goes on with them. ``gold`` names the input column of right answers:
-    ``summary.gold`` counts, field by field, how many answers are right. ``workers`` engines on Ray share the job
-    (``"auto"``: one for each GPU), on the cluster at ``ray_address`` or in processes that end with
-    the run; one that takes no step for ``worker_timeout_s`` seconds is replaced.
+    ``summary.gold`` counts, field by field, how many answers are right. ``workers`` engines on Ray
+    share the job (``"auto"``: one for each GPU), on the cluster at ``ray_address`` or in processes
+    that end with the run; one that takes no step for ``worker_timeout_s`` seconds is replaced.
 
     Raises a `batchradix.errors.BatchradixError`; a row that fails is an error row instead.
     """

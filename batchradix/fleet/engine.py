@@ -19,6 +19,9 @@ from batchradix.types import Completion, EngineJob, FinishReason, TokenTable, Us
 
 DEATHS_BEFORE_HALVING = 2
 DEATHS_OF_A_ROW = 3
+MOST_DEATHS_BEFORE_ANY = 3
+"""Of workers, before the first of them is ready."""
+
 MOST_DEATHS_IN_VAIN = 40
 """Of workers, without one row finished in between; a row is found in a million with half of it."""
 
@@ -78,6 +81,7 @@ class FleetEngine:
         self._ran_by: NDArray[np.int16] | None = None  # workers by row of it
         self._notices: dict[str, None] = {}
         self._num_in_vain = 0
+        self._was_ready = False  # whether any worker ever was
         self._members = [_Member(clock()) for _ in range(crew.num_workers)]
         try:
             for worker in range(crew.num_workers):
@@ -157,6 +161,7 @@ class FleetEngine:
         member = self._members[worker]
         if not member.is_ready or report.num_steps > member.num_steps or report.completions:
             member.seen_s = self._clock()
+        self._was_ready = True
         member.is_ready, member.num_steps, member.usage = True, report.num_steps, report.usage
         self._notices |= dict.fromkeys(report.notices)
         completions = []
@@ -184,7 +189,8 @@ class FleetEngine:
         member = self._members[worker]
         self._notices[f"worker {worker + 1} was lost and replaced: {reason}"] = None
         self._num_in_vain += 1
-        if self._num_in_vain > MOST_DEATHS_IN_VAIN:
+        most = MOST_DEATHS_IN_VAIN if self._was_ready else MOST_DEATHS_BEFORE_ANY
+        if self._num_in_vain > most:
             raise EngineError(
                 f"{self._num_in_vain} workers were lost one after the other without an answer in "
                 f"between, the last because {reason}; run without workers to see more"

@@ -106,7 +106,10 @@ class RayCrew:
             return worker, Lost(f"{type(cause).__name__}: {_first_line(cause)}")
         except RayError as error:
             self.kill(worker)
-            return worker, Lost(f"its process ended ({type(error).__name__})")
+            # What creating it raised stands at the end of what Ray says, else there are but hints.
+            began = worker in self._is_ready or "creation task" not in str(error)
+            last = str(error).strip().splitlines()[-1].strip()
+            return worker, Lost("its process ended" if began else f"it did not begin: {last}")
         self._is_ready.add(worker)
         self._calls[self._actors[worker].report.remote(_REPORT_EVERY_S)] = worker
         return worker, report

@@ -14,7 +14,12 @@ from pretend_crew import PretendCrew
 
 from batchradix.errors import EngineError, RowErrorCode
 from batchradix.fleet import FleetEngine
-from batchradix.fleet.engine import DEATHS_OF_A_ROW, MOST_DEATHS_IN_VAIN
+from batchradix.fleet.crew import Lost, Report
+from batchradix.fleet.engine import (
+    DEATHS_OF_A_ROW,
+    MOST_DEATHS_BEFORE_ANY,
+    MOST_DEATHS_IN_VAIN,
+)
 from batchradix.plan.order import make_plan
 from batchradix.plan.shards import split_plan
 from batchradix.plan.tree import build_tree
@@ -183,6 +188,19 @@ def test_workers_that_only_die_end_the_run() -> None:
     with pytest.raises(EngineError, match="lost one after the other"):
         drain(engine)
     assert sum(crew.starts) <= 2 + MOST_DEATHS_IN_VAIN + 1
+
+
+def test_workers_that_never_begin_end_the_run_at_once() -> None:
+    class Unborn(PretendCrew):
+        def wait(self, timeout_s: float) -> list[tuple[int, Report | Lost]]:
+            self.kill(0)
+            return [(0, Lost("it did not begin: no module"))]
+
+    crew = Unborn(1)
+    with pytest.raises(EngineError, match="the last because it did not begin: no module"):
+        fleet(crew)
+    assert crew.closed
+    assert crew.starts[0] == 1 + MOST_DEATHS_BEFORE_ANY
 
 
 def test_a_worker_that_takes_no_step_is_replaced_after_its_time() -> None:
