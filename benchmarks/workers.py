@@ -21,19 +21,6 @@ import batchradix
 from batchradix.config import EngineOptions, SamplingOptions
 
 WORDS = ["red", "green", "stone", "river", "cloud", "seven", "lamp", "tea", "paper", "window"]
-    "red",
-    "green",
-    "stone",
-    "river",
-    "cloud",
-    "seven",
-    "lamp",
-    "tea",
-    "paper",
-    "window",
-    "garden",
-    "letter",
-]
 
 
 def prompts(num_rows: int) -> list[dict[str, str]]:
