@@ -3,7 +3,7 @@
 A worker takes its own parts in the order of the plan, so that it goes on where it was and
 computes the path to the first of them alone once more than one process would. One that has none
 left takes from the busiest, of the parts not sent yet, that one with which the least is computed
-twice.
+twice (`routing.least`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from batchradix.fleet.parts import Part
+from batchradix.fleet.routing import least
 from batchradix.types import Plan
 
 Range = tuple[int, int]
@@ -60,7 +61,7 @@ class Overlap:
 class Assignment:
     """The parts that no worker has yet, by the worker that is to have them.
 
-    ``cost`` says how much work a part is, in any unit. ``overlaps`` are those of the jobs in which
+    ``cost`` says how much work a part is, in tokens. ``overlaps`` are those of the jobs in which
     prefixes computed twice are counted, by job id.
     """
 
@@ -97,11 +98,20 @@ class Assignment:
         return self._given(worker, queue.pop(0)) if queue else None
 
     def steal(self, thief: int, victims: Iterable[int]) -> Part | None:
-        """Takes the part that duplicates the least of the busiest of ``victims``, None when they
-        have none."""
-        queues = (self._queues[victim] for victim in victims)
-        queue = max(queues, key=lambda parts: sum(map(self._cost, parts)), default=None)
-        return self._given(thief, queue.pop(self._cheapest(thief, queue))) if queue else None
+        """Takes a part of one of ``victims``: of the busiest, unless it makes more to be computed
+        twice than there is less to do for others. None when they have none."""
+        candidates, added, saved = [], [], []
+        for queue in (self._queues[victim] for victim in victims):
+            load = round(sum(map(self._cost, queue)))
+            for part in reversed(queue):  # of equals what its owner would come to last
+                candidates.append((queue, part))
+                added.append(self._added(thief, part))
+                saved.append(-load)
+        if not candidates:
+            return None
+        queue, part = candidates[least(added, saved)]
+        queue.remove(part)
+        return self._given(thief, part)
 
     def _given(self, worker: int, part: Part) -> Part:
         if part.job_id in self.overlaps:
@@ -113,14 +123,6 @@ class Assignment:
         for overlap in self.overlaps.values():
             overlap.forget(worker)
 
-    def _cheapest(self, thief: int, queue: Sequence[Part]) -> int:
-        """The place of the part that is best taken; of equals the last, which its owner would
-        come to last."""
-
-        def added(at: int) -> tuple[int, int]:
-            part = queue[at]
-            overlap = self.overlaps.get(part.job_id)
-            tokens = 0 if overlap is None else overlap.added_tokens(thief, part.first, part.last)
-            return tokens, -at
-
-        return min(range(len(queue)), key=added)
+    def _added(self, thief: int, part: Part) -> int:
+        overlap = self.overlaps.get(part.job_id)
+        return 0 if overlap is None else overlap.added_tokens(thief, part.first, part.last)

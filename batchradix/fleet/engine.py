@@ -15,6 +15,7 @@ from batchradix.errors import EngineError, RowError, RowErrorCode
 from batchradix.fleet.assignment import Assignment, Overlap
 from batchradix.fleet.crew import Crew, Lost, Report
 from batchradix.fleet.parts import Part, cut, cut_by_worker, part_job
+from batchradix.plan.shards import EXPECTED_ANSWER_TOKENS
 from batchradix.types import Completion, EngineJob, FinishReason, TokenTable, Usage
 
 DEATHS_BEFORE_HALVING = 2
@@ -261,7 +262,12 @@ class FleetEngine:
         self._crew.send(worker, number, part_job(job, part, prefix_cache=self._prefix_cache))
 
     def _cost(self, part: Part) -> float:
-        return float(len(part))
+        """Tokens of a part that are computed: new ones of prompts, and of answers as expected."""
+        job = self._jobs[part.job_id]
+        rows = job.plan.order[part.places]
+        lengths = np.asarray(job.tokens.offsets)[rows + 1] - np.asarray(job.tokens.offsets)[rows]
+        answers = np.minimum(job.requests.max_tokens[rows], EXPECTED_ANSWER_TOKENS)
+        return float((lengths - job.plan.lcp[part.places] + answers).sum())
 
 
 def _given_up(num_deaths: int, reason: str) -> Completion:

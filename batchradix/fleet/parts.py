@@ -21,7 +21,7 @@ MOST_PART_TOKENS = 1 << 24
 """About; what is sent at once stays small beside what a machine has."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Part:
     """Rows of a job that go to a worker together. ``places``: int64[n], their plan positions,
     rising. ``deaths``: how many workers were lost with them. ``is_waiting``: bool[n], which rows
