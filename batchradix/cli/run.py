@@ -491,9 +491,9 @@ def _run(
 
 
 def _check(config: RunConfig, progress: Progress, as_json: bool) -> int:
-    from batchradix import pipeline
+    from batchradix import fleet, pipeline
 
-    checked = pipeline.check(config, progress=progress)
+    checked = pipeline.check(config, progress=progress, engines=fleet.engines_for(config))
     if as_json:
         typer.echo(json.dumps(checked.to_json(), ensure_ascii=False))
         return 1 if checked.num_error_rows else 0
