@@ -13,12 +13,13 @@ from typing import BinaryIO
 from batchradix.errors import ModelError
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """The cache folder; it need not exist yet.
 
     ``BATCHRADIX_CACHE``, else ``XDG_CACHE_HOME/batchradix``, else ``~/.cache/batchradix``, else,
     without a home folder, one of this user's own under the system's folder for temporary files.
     """
+    environ = os.environ if environ is None else environ  # datasets puts another object there
     if chosen := environ.get("BATCHRADIX_CACHE"):
         return Path(chosen).expanduser().absolute()
     if chosen := environ.get("XDG_CACHE_HOME"):

@@ -53,12 +53,13 @@ SCHEMA = pa.schema(
 )
 
 
-def history_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+def history_file(environ: Mapping[str, str] | None = None) -> Path | None:
     """Where the ledger is; None where none is kept.
 
     ``BATCHRADIX_HISTORY`` (``off`` for none), else ``XDG_STATE_HOME/batchradix``, else
     ``~/.local/state/batchradix``; none without a home folder.
     """
+    environ = os.environ if environ is None else environ  # datasets puts another object there
     chosen = environ.get("BATCHRADIX_HISTORY")
     if chosen:
         return None if chosen == "off" else Path(chosen).expanduser().absolute()
