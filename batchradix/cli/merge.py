@@ -13,11 +13,14 @@ from batchradix.cli import options as shared
 
 def merge(
     output: Annotated[
-        Path, typer.Argument(help="The table to write: .arrow .parquet .jsonl .csv.")
+        Path,
+        typer.Argument(metavar="OUTPUT", help="The table to write: .arrow .parquet .jsonl .csv."),
     ],
     parts: Annotated[
         list[Path] | None,
-        typer.Argument(help="The parts, in any order; those that lie beside OUTPUT."),
+        typer.Argument(
+            metavar="PARTS", help="The parts, in any order; those that lie beside OUTPUT."
+        ),
     ] = None,
     allow_failures: Annotated[
         str, typer.Option(help="Share of failed rows that still exits 0, such as 0.1%.")

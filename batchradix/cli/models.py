@@ -18,7 +18,9 @@ Name = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-models = typer.Typer(help="List, fetch, find and check models.", pretty_exceptions_enable=False)
+models = typer.Typer(
+    help="List, fetch, find and check models; alone, list them.", pretty_exceptions_enable=False
+)
 
 
 @models.callback(invoke_without_command=True)
@@ -58,7 +60,7 @@ def _entry_lines(entry: ListedEntry) -> Iterator[str]:
     terms = [entry.license] if entry.license else []
     terms += ["terms to accept"] if entry.is_gated else []
     terms += ["fetched"] if entry.path is not None else []
-    yield f"{entry.name:<38} {_fit(entry.needs):<58} {', '.join(terms)}".rstrip()
+    yield f"{entry.name:<38} {_fit(entry.needs):<65} {', '.join(terms)}".rstrip()
     if entry.description:
         yield f"    {entry.description}"
 
@@ -72,7 +74,10 @@ def _fit(needs: Needs) -> str:
 
 @models.command("pull")
 def pull(name: Name) -> None:
-    """Fetch a model, and print where it lies."""
+    """Fetch a model, and print where it lies.
+
+    Exit codes: 0 it is here, 2 it cannot be had.
+    """
     from batchradix.checkpoint.checkpoint import open_checkpoint
 
     typer.echo(open_checkpoint(name, notify=_tell).path)
@@ -80,7 +85,10 @@ def pull(name: Name) -> None:
 
 @models.command("path")
 def path(name: Name) -> None:
-    """Print where a model lies on this machine; nothing is fetched."""
+    """Print where a model lies on this machine; nothing is fetched.
+
+    Exit codes: 0 it is here, 2 it is not.
+    """
     from batchradix.checkpoint.resolve import locate
 
     typer.echo(locate(name, revision=None, notify=_tell, local_only=True).path)
@@ -89,9 +97,13 @@ def path(name: Name) -> None:
 @models.command("check")
 def check(
     name: Name,
-    dtype: Annotated[str, typer.Option("--dtype", help="As of run.")] = "auto",
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="As of run.")] = "auto",
-    device: Annotated[str, typer.Option("--device", help="As of run.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")
+    ] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option("--kv-dtype", help="auto, or fp8: keys and values in 8 bits.")
+    ] = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Say what a model is and needs, and what of it would not run, without its weights.

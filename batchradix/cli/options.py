@@ -97,7 +97,7 @@ Instruction = Annotated[
     typer.Option("--instruction", help="What to do with --column, as text or a file of it."),
 ]
 Column = Annotated[
-    str | None, typer.Option("--column", help="The column that --instruction reads.")
+    str | None, typer.Option("--column", help="The column that --instruction or --questions read.")
 ]
 System = Annotated[
     str | None, typer.Option("--system", help="A system message, as text or a file of it.")
@@ -119,34 +119,35 @@ SortPassages = Annotated[
     str | None,
     typer.Option(
         "--sort-passages",
-        help="A column of lists: the order in which their items share most, for each row.",
+        help="A column of lists: put each row's items in the order in which rows share most.",
     ),
 ]
 Questions = Annotated[
     str | None,
     typer.Option(
         "--questions",
-        help="A TOML or JSON file of questions to every row: name, question, own schema.",
+        help="A TOML or JSON file of several questions to every row, each with its own schema.",
     ),
 ]
 Overflow = Annotated[
     str,
     typer.Option(
         "--overflow",
-        help="Of rows that do not fit: error, truncate-left, truncate-middle or chunk.",
+        help="Of rows too long for the context: error, truncate-left, truncate-middle or chunk.",
     ),
 ]
 ChunkTokens = Annotated[
-    int | None, typer.Option("--chunk-tokens", help="Most tokens of text in a part; what fits.")
+    int | None,
+    typer.Option("--chunk-tokens", help="Most tokens of text in a part; as many as fit."),
 ]
 ChunkOverlap = Annotated[
-    int, typer.Option("--chunk-overlap", help="Tokens that a part shares with the one before; 0.")
+    int, typer.Option("--chunk-overlap", help="Tokens that a part shares with the one before.")
 ]
 Combine = Annotated[
     str | None,
     typer.Option(
         "--combine",
-        help="How answers to parts become one: first, union, vote or ask; a field's as tags=union.",
+        help="How answers to parts become one: first, union, vote or ask; of a field: tags=union.",
     ),
 ]
 MaxTokens = Annotated[
@@ -170,7 +171,7 @@ Think = Annotated[
     str,
     typer.Option(
         "--thinking",
-        help="Before an answer, into a column `reasoning`: auto (free text only), on or off.",
+        help="Let the model think first (column `reasoning`): auto (free text only), on or off.",
     ),
 ]
 ThinkingTokens = Annotated[

@@ -151,7 +151,7 @@ def run(
     quantize: Annotated[
         str,
         typer.Option(
-            help="off; int8: linear layers in 8 bits, less exact; keep: weights as in a GGUF file."
+            help="off; int8: linear layers in 8 bits, less exact; keep: quantised weights as held."
         ),
     ] = "off",
     kv_dtype: Annotated[
@@ -300,9 +300,10 @@ def run(
     Rows with a `prompt` column are raw prompts, with a `messages` column chats, requests of an
     OpenAI batch file what they say; else give --template, or --instruction with --column.
     Columns named as the sampling options (max_tokens, temperature, seed, stop, ...) override
-    them for their row. Exit codes: 0 all
-    ok, 1 finished with failed rows, 2 refused before the model loads, 3 failed, 4 the output
-    is held by another run, 130, 143 or 129 stopped by a signal.
+    them for their row.
+
+    Exit codes: 0 all ok, 1 finished with failed rows, 2 refused before the model loads, 3 failed,
+    4 the output is held by another run, 130, 143 or 129 stopped by a signal.
     """
     from batchradix.sink.formats import output_format
 

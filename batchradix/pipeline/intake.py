@@ -6,9 +6,7 @@ It joins `jobs` and `prompts`. Nothing is kept a row but columns in scratch file
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -17,27 +15,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from batchradix.config import DEFAULT_MAX_TOKENS, SamplingOptions
-from batchradix.errors import RowError, RowErrorCode, SchemaError
 from batchradix.jobs.row_settings import SETTING_COLUMNS, RowSettingsReader
 from batchradix.pipeline.budget import Budgets
 from batchradix.pipeline.content_keys import ContentKeys, error_tail
 from batchradix.pipeline.expansion import Expanded, Expander, Expansion, Rooms
 from batchradix.pipeline.row_errors import RowErrors, RowErrorWriter
 from batchradix.pipeline.row_formats import AnswerFormats
+from batchradix.pipeline.row_kinds import RowKind, RowKinds
 from batchradix.plan.store import TokenTableWriter
 from batchradix.prompts.questions import Prompts
 from batchradix.schema.answer_format import AnswerFormat
-from batchradix.schema.questions import QUESTION_KEY
 from batchradix.scratch import Scratch
 from batchradix.types import (
     I32,
     I64,
     U32,
-    GrammarSpec,
     RequestTable,
     Row,
     RowSettings,
-    Thinking,
     TokenTable,
 )
 
@@ -130,64 +125,6 @@ class _Columns:
         self.cut_tokens = scratch.column(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What rows have in common that ask for the same: their options, the options that they would
-    have under former settings of the run, the number of their format, and how they think."""
-
-    options: SamplingOptions
-    former: SamplingOptions
-    format_id: int
-    thinking: Thinking | None = None
-
-
-def _settings(
-    options: SamplingOptions, grammar: GrammarSpec | None, thinking: Thinking | None
-) -> RowSettings:
-    return RowSettings(
-        temperature=float(options.temperature),
-        top_p=float(options.top_p),
-        top_k=max(0, options.top_k),
-        min_p=float(options.min_p),
-        repetition_penalty=float(options.repetition_penalty),
-        presence_penalty=float(options.presence_penalty),
-        frequency_penalty=float(options.frequency_penalty),
-        stop=options.stop,
-        grammar=grammar,
-        probabilities=options.probabilities,
-        choose=options.choose,
-        thinking=thinking,
-    )
-
-
-def _refusal(
-    row: Row,
-    options: SamplingOptions,
-    answers: AnswerFormat | None,
-    num_tokens: int,
-    context_length: int,
-    budgets: Budgets | None,
-    thinking: Thinking | None,
-) -> RowError | None:
-    """Why a row whose prompt has ``num_tokens`` cannot run, None when it can."""
-    if options.stop and answers is not None and not answers.takes_stop:
-        return RowError(
-            RowErrorCode.BAD_SETTING,
-            f"{row.place}, column stop: a stop string could cut an answer that does not match "
-            f"the grammar yet; let the grammar end the answer",
-        )
-    least = 0 if thinking is None else 1 + len(thinking.closing_ids)
-    if num_tokens + least + 1 <= context_length:
-        if budgets is None or answers is None:
-            return None
-        return budgets.check_row(row, answers.grammar, options.max_tokens, num_tokens + least)
-    return RowError(
-        RowErrorCode.PROMPT_TOO_LONG,
-        f"{row.place}: the prompt has {num_tokens:,} tokens and the model takes "
-        f"{context_length:,} with the answer; shorten it or use a model with a longer context",
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerSettings:
     """What the rows of the job that an output holds were run with."""
@@ -221,19 +158,27 @@ class _Reader:
         self.num_cleaned = 0
         self.keys = ContentKeys(scratch, may_retry=may_retry)
         self.former: ContentKeys | None = None
-        self._source, self._prompts, self._formats = source, prompts, formats
-        self._context_length, self._budgets = context_length, budgets
+        self._source, self._formats, self._context_length = source, formats, context_length
         # The run's seed is no seed of a row: equal rows without one draw differently.
-        self._options = RowSettingsReader(replace(sampling, seed=None))
+        options = RowSettingsReader(replace(sampling, seed=None))
         self.expander = Expander(
             prompts,
             expansion,
-            Rooms(self._options, formats, budgets, context_length),
+            Rooms(options, formats, budgets, context_length),
         )
-        self._former_options: RowSettingsReader | None = None
+        former_options: RowSettingsReader | None = None
         if former is not None:
             self.former = ContentKeys(scratch, may_retry=former.retries > 0)
-            self._former_options = RowSettingsReader(replace(former.sampling, seed=None))
+            former_options = RowSettingsReader(replace(former.sampling, seed=None))
+        self._kinds = RowKinds(
+            options,
+            former_options,
+            formats,
+            budgets=budgets,
+            prompts=prompts,
+            columns=lambda: source.columns,
+            context_length=context_length,
+        )
 
     def read(self, rows: list[Row]) -> TokenTable:
         """The prompts of a batch of the input, each with its answer's opening behind it."""
@@ -243,7 +188,7 @@ class _Reader:
         errors = {i: row.error for i, row in enumerate(rows) if row.error is not None}
         errors = batch.errors | errors
         lengths = batch.tokens.lengths
-        kind_of, kinds = self._kinds_of(rows, lengths, batch.thinks, errors)
+        kind_of, kinds = self._kinds.of(rows, lengths, batch.thinks, errors)
         lengths[kind_of == 0] = 0
         tokens = _drop_rows(batch.tokens, lengths)
         tails = {i: error_tail(error) for i, error in errors.items()}
@@ -271,105 +216,16 @@ class _Reader:
         thinks = np.array([kind.thinking is not None for kind in kinds])[kind_of]
         return self._with_openings(tokens, format_id, np.where(thinks, 0, max_tokens))
 
-    def _kinds_of(
-        self,
-        rows: list[Row],
-        lengths: I64,
-        thinks: NDArray[np.bool_],
-        errors: dict[int, RowError],
-    ) -> tuple[I64, list[_Kind]]:
-        """int64[n]: the number of each row's kind, and the kinds. Number 0 is for rows that cannot
-        run; why not is put to ``errors``."""
-        kinds: dict[_Kind, int] = {}
-        kind_of = np.zeros(len(rows), dtype=np.int64)
-        fits = lengths <= self._most_alike
-        fits[list(errors)] = False
-        for alike in (fits & ~thinks, fits & thinks):
-            if alike.any():  # one stands for all of them
-                first = int(alike.argmax())
-                number = self._kind_of(rows[first], 1, bool(thinks[first]), kinds)
-                assert isinstance(number, int)
-                kind_of[alike] = number
-        for i in np.flatnonzero(~fits).tolist():
-            if i not in errors:
-                found = self._kind_of(rows[i], int(lengths[i]), bool(thinks[i]), kinds)
-                if isinstance(found, RowError):
-                    errors[i] = found
-                else:
-                    kind_of[i] = found
-        return kind_of, [_Kind(self._options.defaults, self._options.defaults, 0), *kinds]
-
-    def _kind_of(
-        self, row: Row, num_tokens: int, thinks: bool, kinds: dict[_Kind, int]
-    ) -> int | RowError:
-        """The number of the row's kind among ``kinds``, or why it cannot run."""
-        options = self._options.read(row)
-        if isinstance(options, RowError):
-            return options
-        number = self._formats.number(row)
-        if isinstance(number, RowError):
-            return number
-        answers = self._formats.formats[number]
-        thinking = self._thinking(options, answers) if thinks else None
-        refusal = _refusal(
-            row, options, answers, num_tokens, self._context_length, self._budgets, thinking
-        )
-        if refusal is not None:
-            return refusal
-        former = options
-        if self._former_options is not None:
-            before = self._former_options.read(row)
-            assert isinstance(before, SamplingOptions)  # its columns were read already
-            former = before
-        return kinds.setdefault(_Kind(options, former, number, thinking), len(kinds) + 1)
-
-    def _thinking(self, options: SamplingOptions, answers: AnswerFormat | None) -> Thinking:
-        """How a row thinks before an answer of its budget."""
-        thinking = self._prompts.thinking
-        assert thinking is not None, "a row thinks though none can"
-        least = 1
-        if answers is not None and self._budgets is not None:
-            with suppress(SchemaError):  # which refuses the row
-                least = self._budgets.least(answers.grammar)
-        return replace(
-            thinking,
-            answer_tokens=options.max_tokens or DEFAULT_MAX_TOKENS,
-            least_tokens=least,
-        )
-
-    @cached_property
-    def _most_alike(self) -> int:
-        """How long a prompt may be to tell without looking at its row that it can run, and that
-        it is of the same kind as others; -1 where rows have options or formats of their own."""
-        columns = self._source.columns
-        columns = columns and (*columns, QUESTION_KEY)
-        if columns is None or {*SETTING_COLUMNS, *self._formats.columns}.intersection(columns):
-            return -1
-        options, answers = self._options.defaults, self._formats.formats[0]
-        least = 1
-        if answers is not None:
-            if options.stop and not answers.takes_stop:
-                return -1
-            try:
-                least = 1 if self._budgets is None else self._budgets.least(answers.grammar)
-            except SchemaError:
-                return -1
-        fits = least <= (options.max_tokens or DEFAULT_MAX_TOKENS)
-        if self._prompts.thinking is not None:
-            least += 1 + len(self._prompts.thinking.closing_ids)
-        return self._context_length - least if fits else -1
-
-    def _settings_id(self, kind: _Kind) -> int:
+    def _settings_id(self, kind: RowKind) -> int:
         answers = self._formats.formats[kind.format_id]
         grammar = None if answers is None else answers.grammar
-        settings = _settings(kind.options, grammar, kind.thinking)
-        return self.settings.setdefault(settings, len(self.settings))
+        return self.settings.setdefault(kind.settings(grammar), len(self.settings))
 
     def _add_keys(
         self,
         keys: ContentKeys,
         tokens: TokenTable,
-        kinds: list[_Kind],
+        kinds: list[RowKind],
         kind_of: I64,
         tails: dict[int, bytes],
         asked: dict[int, bytes],

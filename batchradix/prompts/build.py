@@ -8,7 +8,7 @@ is made or its columns are checked; what befalls a single row is that row's `Row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,9 @@ from batchradix.prompts.fields import ListFields, TemplateFields
 from batchradix.prompts.form import Form, Texts, form_of, sections_of, trimmings
 from batchradix.prompts.guard import AddedTokenMatcher, Piece, Span, choose_marks, noncharacters
 from batchradix.prompts.instruction import SCHEMA_LINE, shared_text, user_conversation
-from batchradix.prompts.messages import ends_with_assistant, read_conversation
+from batchradix.prompts.messages import ends_with_assistant
+from batchradix.prompts.open_chat import open_chat
+from batchradix.prompts.own import OwnPrompts
 from batchradix.prompts.passages import PassageOrders
 from batchradix.prompts.repeated import TextEncoder
 from batchradix.prompts.row_problem import RowProblem
@@ -38,12 +40,8 @@ from batchradix.prompts.surrogates import clean_text
 from batchradix.prompts.template import Place, Template, parse_place, parse_template
 from batchradix.prompts.thinking import KWARGS_COLUMN, Asked, ThinkingRule, ThinkingStyle
 from batchradix.prompts.tokenise import Part, encode_prompts
-from batchradix.prompts.values import render_value
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import I8, Row, Thinking, TokenTable
-
-_INPUT_COLUMNS = ("messages", "prompt", "tools", KWARGS_COLUMN)
-_CONTINUES = "continue_final_message"  # of requests, which all have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,13 @@ class PromptBuilder:
         self._orders: I8 | None = None
         self._passages: PassageOrders | None = None
         self._shapes: dict[bytes, _Shape] = {}
-        self._no_chat = "the model has no chat template"
-        self._chat = self._open_chat(checkpoint)
+        variables = self._chats.chat_template_kwargs or {}
+        self._chat, no_chat = open_chat(
+            checkpoint, options, self._matcher, self._literals(), variables
+        )
+        self._own = OwnPrompts(
+            self._chat, no_chat, self._system, self._has_tools, self._tools, are_requests
+        )
         self._forms = None if self._chat is None else ChatForms(self._chat, self._tokenizer)
         self._check_options()
         self._columns: tuple[str, ...] = ()
@@ -133,8 +136,7 @@ class PromptBuilder:
     def required_columns(self) -> frozenset[str]:
         """Top-level input columns that prompts are made of; readers need no others for them."""
         if self._template is None:
-            continues = (_CONTINUES,) if self._are_requests else ()
-            return frozenset([*_INPUT_COLUMNS, *continues])
+            return self._own.columns
         has_own = self._chat is not None and KWARGS_COLUMN in self._columns
         own = (KWARGS_COLUMN,) if has_own else ()
         return frozenset([*(place.column for place in self._template.places), *own])
@@ -176,7 +178,7 @@ class PromptBuilder:
                 self._rule.refuse_raw()
             check_input_columns(
                 columns,
-                no_chat=None if self._chat is not None else self._no_chat,
+                no_chat=None if self._chat is not None else self._own.no_chat,
                 has_system=self._system is not None,
             )
             return
@@ -311,7 +313,7 @@ class PromptBuilder:
             return self._rule.of(row)
         if messages is None:
             return self._rule.of_raw()
-        may_continue = not self._are_requests or bool(row.values[_CONTINUES])
+        may_continue = self._own.may_continue(row.values)
         return self._rule.of(row, continues=may_continue and ends_with_assistant(messages))
 
     def _spans(self, row: Row, asked: Asked) -> list[Span]:
@@ -383,37 +385,9 @@ class PromptBuilder:
             chat, self._tokenizer, lambda texts: self._conversation(chat, asked, texts[0]), [begins]
         )
 
-    def _own_conversation(self, values: Mapping[str, Any], asked: Asked) -> Conversation | None:
-        """The chat that a row brings, None where it brings none."""
-        if values.get("messages") is None:
-            return None
-        if self._chat is None:
-            raise RowProblem(
-                RowErrorCode.TEMPLATE_FAILED,
-                f"the row has 'messages', and {self._no_chat}",
-            )
-        tools = values.get("tools")
-        if self._has_tools and tools:
-            raise RowProblem(
-                RowErrorCode.BAD_VALUE,
-                "the row has 'tools' of its own, and the run's tools are those that answers "
-                "may call; leave the column or --tools out",
-            )
-        if self._are_requests and not self._chat.reads("tools"):
-            tools = None  # a warning says so
-        chat = read_conversation(
-            values["messages"],
-            tools,
-            self._chat,
-            self._system,
-            may_continue=not self._are_requests or bool(values[_CONTINUES]),
-            must_continue=self._are_requests and bool(values[_CONTINUES]),
-        )
-        return asked.applied(replace(chat, tools=self._tools or chat.tools))
-
     def _input_parts(self, row: Row, asked: Asked) -> Sequence[Part]:
         """As `_input_spans`, by the form of the row's conversation where it has one."""
-        chat = self._own_conversation(row.values, asked)
+        chat = self._own.conversation(row.values, asked)
         if chat is None or self._chat is None or self._forms is None:
             return self._spans(row, asked)
         return self._forms.parts(chat) or self._chat.spans(chat)
@@ -421,28 +395,10 @@ class PromptBuilder:
     def _input_spans(self, row: Row, asked: Asked) -> list[Span]:
         """A row of an input with a ``messages`` or ``prompt`` column; messages come first."""
         values = row.values
-        chat = self._own_conversation(values, asked)
+        chat = self._own.conversation(values, asked)
         if chat is not None and self._chat is not None:
             return self._chat.spans(chat)
-        if values.get("prompt") is None:
-            code, what = RowErrorCode.MISSING_FIELD, "has neither 'prompt' nor 'messages'"
-            if "prompt" in values or "messages" in values:
-                name = "prompt" if "prompt" in values else "messages"
-                code, what = RowErrorCode.NULL_FIELD, f"has null in field {name!r}"
-            raise RowProblem(code, f"the row {what}; fill it in or leave the row out")
-        if self._system is not None:
-            raise RowProblem(
-                RowErrorCode.BAD_VALUE,
-                "a system message was given and this row has a raw 'prompt', not 'messages'",
-            )
-        prompt = values["prompt"]
-        if isinstance(prompt, (dict, list, tuple)):
-            raise RowProblem(
-                RowErrorCode.BAD_VALUE,
-                f"field 'prompt' must be text, not {type(prompt).__name__}; chat messages belong "
-                f"into a column named 'messages'",
-            )
-        return self._raw_spans([Piece(render_value(prompt, "prompt"), True)])
+        return self._raw_spans([Piece(self._own.raw(values), True)])
 
     def _raw_spans(self, pieces: list[Piece]) -> list[Span]:
         """Raw text with what the tokenizer puts around it, which is never put there twice."""
@@ -474,35 +430,6 @@ class PromptBuilder:
             schema = None
         front = Piece(shared_text(instruction, schema, self._schema_line), True)
         return Template((front, place), (), options.null_text)
-
-    def _open_chat(self, checkpoint: Checkpoint) -> ChatTemplate | None:
-        """The chat template, where this job may need it. A malformed one is refused at once,
-        but for inputs whose columns may yet turn out to be raw prompts."""
-        options = self._options
-        wanted = options.chat or options.instruction is not None
-        if not wanted and options.template is not None:
-            return None
-        if checkpoint.chat_template is None:
-            if wanted:
-                raise TemplateError(
-                    f"model {checkpoint.name} has no chat template, which "
-                    f"{'--chat' if options.chat else '--instruction'} needs; use an instruct model "
-                    f"or a raw --template"
-                )
-            return None
-        try:
-            return ChatTemplate(
-                clean_text(checkpoint.chat_template),
-                self._matcher,
-                special_texts=_special_texts(checkpoint),
-                literals=self._literals(),
-                variables=self._chats.chat_template_kwargs or {},
-            )
-        except TemplateError as error:
-            if wanted:
-                raise
-            self._no_chat = str(error)
-            return None
 
     def _thinking_style(self) -> ThinkingStyle | None:
         """How the model thinks. Raises `OptionError` where it has to and cannot."""
@@ -542,12 +469,6 @@ class PromptBuilder:
         if self._system is not None:
             chat = self._rule.default.applied(user_conversation("?", self._chat, probe))
             try_chat(self._chat, chat, probe, what="a system message")
-
-
-def _special_texts(checkpoint: Checkpoint) -> dict[str, str]:
-    """The named special tokens as templates know them; what a model has not stays undefined."""
-    named = {"bos_token": checkpoint.bos_token, "eos_token": checkpoint.eos_token}
-    return {name: text for name, text in {**named, **checkpoint.special_texts}.items() if text}
 
 
 def _empty(row: Row) -> RowError:

@@ -11,22 +11,11 @@ import pyarrow as pa
 
 from batchradix.schema.arrow_types import holds_json
 from batchradix.sink.combine import Rules
-from batchradix.sink.fold import null_where, put_column, put_totals, shown
+from batchradix.sink.fold import PART_COLUMNS, TOTALS, null_where, put_column, put_totals, shown
 from batchradix.sink.json_text import json_texts
 from batchradix.types import I64, Status
 
 PARTS = "parts"
-_COLUMNS = (
-    "status",
-    "value",
-    "text",
-    "reasoning",
-    "error",
-    "finish_reason",
-    "completion_tokens",
-    "reasoning_tokens",
-)
-_TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 class Chunks:
@@ -63,11 +52,11 @@ class Chunks:
     def _shown_columns(self, columns: pa.Schema) -> list[str]:
         # Of a question the text says it all; the value would be an object with its field alone.
         left_out = {"value"} if self._names else set()
-        return [n for n in _COLUMNS if n in columns.names and n not in left_out]
+        return [n for n in PART_COLUMNS if n in columns.names and n not in left_out]
 
     def fold(self, batch: pa.RecordBatch, offsets: I64, first: int) -> pa.RecordBatch:
         """As `Fold.fold`."""
-        out = put_totals(shown(batch, offsets).batch, batch, offsets, _TOTALS)
+        out = put_totals(shown(batch, offsets).batch, batch, offsets, TOTALS)
         sizes = np.diff(offsets)
         groups = np.flatnonzero(sizes > 1)
         if len(groups):

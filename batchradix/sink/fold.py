@@ -14,6 +14,19 @@ from batchradix.types import I64, Status
 
 CUT_TOKENS = "cut_tokens"
 RANK = {Status.OK.value: 0, Status.TRUNCATED.value: 1, Status.ERROR.value: 2}
+PART_COLUMNS = (
+    "status",
+    "value",
+    "text",
+    "reasoning",
+    "error",
+    "finish_reason",
+    "completion_tokens",
+    "reasoning_tokens",
+)
+"""What a list of several results says of each, as far as they have it."""
+TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+"""What is added up of several results."""
 
 
 class Fold(Protocol):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchradix.schema.answers import json_text, pointer_step
-from batchradix.sink.fold import CUT_TOKENS, null_where, put_column, put_totals, shown
+from batchradix.sink.fold import CUT_TOKENS, TOTALS, null_where, put_column, put_totals, shown
 from batchradix.types import I64, Status
 
 QUESTIONS = "questions"
@@ -25,7 +25,6 @@ _PARTS = (
     "reasoning_tokens",
     "parts",
 )
-_TOTALS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
 
 class Questions:
@@ -52,7 +51,7 @@ class Questions:
         answers = [
             batch.take(pa.array(offsets[:-1] + number)) for number in range(len(self._names))
         ]
-        out = put_totals(out, batch, offsets, _TOTALS)
+        out = put_totals(out, batch, offsets, TOTALS)
         if CUT_TOKENS in batch.schema.names:
             most = np.maximum.reduceat(batch.column(CUT_TOKENS).to_numpy(), offsets[:-1])
             out = put_column(out, CUT_TOKENS, pa.array(most))

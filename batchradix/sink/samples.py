@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from batchradix.sink.fold import RANK, null_where, put_column, put_totals, shown
+from batchradix.sink.fold import PART_COLUMNS, RANK, null_where, put_column, put_totals, shown
 from batchradix.types import I64, Status
 
 SAMPLES = "samples"
-_PARTS = (
-    "status",
-    "value",
-    "text",
-    "reasoning",
-    "error",
-    "finish_reason",
-    "completion_tokens",
-    "reasoning_tokens",
-)
 
 
 class Samples:
@@ -34,7 +24,7 @@ class Samples:
 
     def field(self, columns: pa.Schema) -> pa.Field:
         """The column of samples beside the result columns ``columns``."""
-        fields = [columns.field(name) for name in _PARTS if name in columns.names]
+        fields = [columns.field(name) for name in PART_COLUMNS if name in columns.names]
         return pa.field(SAMPLES, pa.list_(pa.struct(fields)))
 
     def fold(self, batch: pa.RecordBatch, offsets: I64, first: int) -> pa.RecordBatch:
