@@ -36,6 +36,7 @@ _NOT_PLAIN = (
     *("layer_replication", "trainable_token_indices", "target_parameters"),
     *("alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config"),
 )
+_MOST = 1e15  # of a rank or alpha; larger ones are damage
 # Ways to begin training that change the model's own weights too.
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -131,13 +132,14 @@ def _layers(
         inner = name.removeprefix(_PREFIX)
         if inner.endswith(_DOWN):
             layer = inner.removesuffix(_DOWN)
-            ranks[layer] = entry["shape"][0]
             other = header.get(Adapter.up_name(layer))
-            if other is None or other["shape"][1:] != [ranks[layer]]:
+            down, up = entry["shape"], [] if other is None else other["shape"]
+            if len(down) != 2 or len(up) != 2 or up[1] != down[0]:
                 raise ModelError(
                     f"{path}: there is no {layer}{_UP} that fits its {_DOWN[1:]}; "
                     f"save the adapter again"
                 )
+            ranks[layer] = down[0]
         elif inner.endswith(_UP):
             if Adapter.down_name(inner.removesuffix(_UP)) not in header:
                 raise ModelError(f"{path}: {inner} has no {_DOWN[1:]}; save the adapter again")
@@ -186,6 +188,6 @@ def _by_pattern(path: Path, config: Mapping[str, Any], name: str, layer: str, de
                 break
     except (AttributeError, re.error) as error:
         raise ModelError(f"{path}: {name} is {patterns!r}, which cannot be read") from error
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST:
         raise ModelError(f"{path}: {name} or its default is {value!r}, not a number above 0")
     return value

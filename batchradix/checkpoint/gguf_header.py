@@ -177,6 +177,8 @@ class _Reader:
         if num_dims > 8:
             raise ModelError(_damaged(self.path, f"tensor {name} has {num_dims} dimensions"))
         dims = tuple(self._unpack("Q") for _ in range(num_dims))
+        if 0 in dims:
+            raise ModelError(_damaged(self.path, f"tensor {name} has no elements"))
         return name, dims, self._unpack("I"), self._unpack("Q")
 
 

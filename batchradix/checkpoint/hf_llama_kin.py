@@ -11,7 +11,8 @@ from batchradix.checkpoint.hf_rope import rope_config
 
 
 def smollm3(fields: Fields, context_length: int) -> Mapping[str, Any]:
-    """Every fourth layer does not rotate; these slide where layers slide."""
+    """Every fourth layer does not rotate; these slide where ``use_sliding_window``, and those that
+    ``layer_types`` names slide in any case, as in `transformers`."""
     num_layers = fields.num_layers
     every = fields.integer("no_rope_layer_interval", 4)
     given = fields.config.get("no_rope_layers")
@@ -21,10 +22,9 @@ def smollm3(fields: Fields, context_length: int) -> Mapping[str, Any]:
         if not is_list or any(rotate not in (0, 1) for rotate in given):
             raise fields.error(f"no_rope_layers is not a list of {num_layers} zeros and ones")
         rotates = [bool(rotate) for rotate in given]
-    windows: Mapping[str, Any] = {}
-    if fields.boolean("use_sliding_window"):
-        which = slides(fields, [not rotate for rotate in rotates])
-        windows = sliding(fields, context_length, which)
+    is_sliding = fields.boolean("use_sliding_window")
+    which = slides(fields, [is_sliding and not rotate for rotate in rotates])
+    windows = sliding(fields, context_length, which)
     rope = rope_config(fields, context_length, 2e6)
     return {**windows, "rope": rope, **rotated(rope, rotates)}
 

@@ -59,7 +59,7 @@ def _gptq(fields: Fields, settings: Mapping[str, Any]) -> StoredWeights:
     if settings.get("is_marlin_format"):
         format_ = "marlin"
     offsets = {"gptq": 1, "gptq_v2": 0}
-    if format_ not in offsets:
+    if not isinstance(format_, str) or format_ not in offsets:
         raise _refused(fields, f"GPTQ's checkpoint_format {format_}", " and ".join(offsets))
     bits, word = settings.get("bits"), settings.get("pack_dtype", "int32")
     if bits not in _GPTQ_BITS or word != "int32":

@@ -100,17 +100,18 @@ def read_safetensors_header(
             header = json.loads(stream.read(length))
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(file, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise _damaged(file, "its header is not a JSON object")
     header.pop("__metadata__", None)
     try:
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        matrices = [(n, e["dtype"]) for n, e in header.items() if len(e["shape"]) >= 2]
+        matrices = [(n, str(e["dtype"])) for n, e in header.items() if len(e["shape"]) >= 2]
+        missing = num_bytes - (8 + length + end)
     except (TypeError, KeyError, IndexError) as error:
         raise _damaged(file, "its header lacks data_offsets, dtype or shape") from error
-    if 8 + length + end != num_bytes:
+    if missing:
         raise _damaged(
             file, f"it has {num_bytes:,} bytes, but its header speaks of {8 + length + end:,}"
         )

@@ -29,7 +29,7 @@ from batchradix.engine.models.lora_source import LoraSource
 from batchradix.engine.models.packed_source import PackedSource
 from batchradix.engine.models.rope_order import HalvedRope, PartialRope
 from batchradix.engine.models.safetensors_source import SafetensorsSource
-from batchradix.engine.models.source import GroupedSource, TensorSource
+from batchradix.engine.models.source import TensorSource, groups_of
 from batchradix.engine.models.split_source import SplitSource
 from batchradix.engine.models.stacked_experts import StackedExperts
 from batchradix.engine.models.staging import Staging
@@ -238,12 +238,12 @@ class Weights:
         """The weights of layers side by side, where all of them are kept as they are held."""
         source = self._source
         is_bf16 = self.device.type == "cpu" and self.dtype == torch.bfloat16
-        if not (self.keeps and is_bf16 and isinstance(source, GroupedSource)):
+        if not (self.keeps and is_bf16):
             return None
         found = []
         for name, size in zip(names, out_sizes, strict=True):
             path = f"{name}.weight"
-            groups = source.read_groups(path) if path in source.files else None
+            groups = groups_of(source, path) if path in source.files else None
             if groups is None or groups.shape != (size, in_size):
                 return None  # whoever reads it will say what is wrong
             found.append(groups)

@@ -10,7 +10,8 @@ import torch
 from batchradix.checkpoint.adapter import Adapter
 from batchradix.checkpoint.model_config import ModelConfig
 from batchradix.engine.models.safetensors_source import SafetensorsSource
-from batchradix.engine.models.source import GroupedSource, TensorSource
+from batchradix.engine.models.source import TensorSource, groups_of
+from batchradix.engine.models.text_source import text_name
 from batchradix.errors import ModelError
 from batchradix_kernels.grouped_linear import Groups
 
@@ -26,7 +27,11 @@ class LoraSource:
         self._source = source
         self._adapter = adapter
         self._tensors = SafetensorsSource([adapter.weight_file])
-        for name in (*(f"{layer}.weight" for layer in adapter.scales), *adapter.replaced):
+        # As the model calls them, by what the adapter does.
+        self._layers = {_name(layer, config): layer for layer in adapter.scales}
+        self._replaced = {_name(name, config): name for name in adapter.replaced}
+        layers = [f"{layer}.weight" for layer in self._layers if layer is not None]
+        for name in (*layers, *(name for name in self._replaced if name is not None)):
             is_unused = name == "lm_head.weight" and config.tie_embeddings
             if name not in source.files or is_unused:
                 why = ", whose output layer is its embeddings" if is_unused else ""
@@ -41,30 +46,29 @@ class LoraSource:
 
     def changes(self, name: str) -> bool:
         """Whether the adapter says anything of this tensor."""
-        return name in self._adapter.replaced or self._layer(name) in self._adapter.scales
+        return name in self._replaced or self._layer(name) in self._layers
 
     def read(self, name: str) -> torch.Tensor:
-        if name in self._adapter.replaced:
-            return self._tensors.read(self._adapter.replacement_name(name))
+        if name in self._replaced:
+            return self._tensors.read(self._adapter.replacement_name(self._replaced[name]))
         tensor = self._source.read(name)
         return self._merged(name, tensor) if self.changes(name) else tensor
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        if name in self._adapter.replaced:
-            return self._tensors.read_rows(self._adapter.replacement_name(name), rows)
+        if name in self._replaced:
+            replacement = self._adapter.replacement_name(self._replaced[name])
+            return self._tensors.read_rows(replacement, rows)
         tensor = self._source.read_rows(name, rows)
         return self._merged(name, tensor, rows) if self.changes(name) else tensor
 
     def read_groups(self, name: str) -> Groups | None:
         """None for what the adapter changes: a sum has no such scales."""
-        if self.changes(name) or not isinstance(self._source, GroupedSource):
-            return None
-        return self._source.read_groups(name)
+        return None if self.changes(name) else groups_of(self._source, name)
 
     def _merged(
         self, name: str, tensor: torch.Tensor, rows: Sequence[int] | None = None
     ) -> torch.Tensor:
-        layer = self._layer(name)
+        layer = self._layers[self._layer(name)]
         down = self._tensors.read(self._adapter.down_name(layer)).float()
         up = self._tensors.read(self._adapter.up_name(layer)).float()
         if rows is not None:
@@ -79,3 +83,8 @@ class LoraSource:
 
     def _layer(self, name: str) -> str:
         return name.removesuffix(".weight") if name.endswith(".weight") else ""
+
+
+def _name(name: str, config: ModelConfig) -> str | None:
+    """What the model calls it; None for parts of it that are not run."""
+    return text_name(name) if config.text_part else name

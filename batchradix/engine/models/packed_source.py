@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,10 @@ from batchradix.errors import ModelError
 from batchradix_kernels.grouped_linear import Groups
 
 _MARKS = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "scaled": "weight"}
+_WORDS = (torch.int32,)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu)
+_ZEROS = (*_INTEGERS, *_FLOATS, torch.float8_e4m3fn)
 _SCALES = ("weight_scale", "weight_scale_inv")
 _PARTS = {
     *("qweight", "qzeros", "scales", "g_idx"),
@@ -68,8 +72,7 @@ class PackedSource:
         """The parts of a matrix, None for a plain tensor."""
         layer, _, part = name.rpartition(".")
         mark = f"{layer}.{self._mark}"
-        is_matrix = part == "weight" and mark in self._source.files
-        if not is_matrix or self._source.stored_dtype(mark) not in ("I32", "I8", "F8_E4M3"):
+        if part != "weight" or mark not in self._source.files:
             return None
         match self._stored.layout:
             case "awq" | "gptq":
@@ -77,40 +80,53 @@ class PackedSource:
             case "packed":
                 return self._packed(layer)
             case "scaled":
-                return self._bytes(layer)
+                is_plain = self._source.stored_dtype(mark) not in ("I8", "F8_E4M3")
+                return None if is_plain else self._bytes(layer)
 
     def _integers(self, layer: str) -> Scaled:
-        words, zeros = self._part(layer, "qweight"), self._part(layer, "qzeros")
-        scales = self._part(layer, "scales")
+        words = self._part(layer, "qweight", _WORDS)
+        zeros = self._part(layer, "qzeros", _WORDS)
+        scales = self._part(layer, "scales", _FLOATS)
+        self._check(layer, "scales", scales, (None, None))
         num_groups, num_outputs = scales.shape
         if self._stored.layout == "awq":
-            packed_outputs = -(-num_outputs // 8)
-            self._check(layer, "qweight", words, (None, packed_outputs))
-            self._check(layer, "qzeros", zeros, (num_groups, packed_outputs))
+            self._check(layer, "qweight", words, (None, num_outputs / 8))
+            self._check(layer, "qzeros", zeros, (num_groups, num_outputs / 8))
+            self._check_groups(layer, "scales", words.shape[0], num_groups)
             return awq(words, zeros, scales)
         self._check(layer, "qweight", words, (None, num_outputs))
         self._check(layer, "qzeros", zeros, (num_groups, None))
-        bits = zeros.shape[1] * 32 // num_outputs
-        groups = self._groups(layer, "g_idx", words.shape[0] * 32 // max(1, bits), num_groups)
-        if bits not in (2, 3, 4, 8):
-            raise self._error(layer, "qzeros", f"tells of {bits} bits, which cannot be read")
+        bits, rest = divmod(zeros.shape[1] * 32, num_outputs)
+        if rest or bits not in (2, 3, 4, 8) or words.shape[0] * 32 % bits:
+            what = f"tells of {zeros.shape[1] * 32 / num_outputs:g} bits, which cannot be read"
+            raise self._error(layer, "qzeros", what)
+        num_inputs = words.shape[0] * 32 // bits
+        groups = self._groups(layer, "g_idx", num_inputs, num_groups)
         return gptq(words, zeros, scales, groups, self._stored.zero_offset)
 
     def _packed(self, layer: str) -> Scaled:
-        shape = self._part(layer, "weight_shape").tolist()
-        words = self._part(layer, "weight_packed")
-        self._check(layer, "weight_packed", words, (shape[0], None))
-        if not -(-shape[1] * 2 // 32) <= words.shape[1] <= -(-shape[1] * 8 // 32):
-            raise self._error(layer, "weight_packed", f"does not hold {shape[1]} inputs a row")
-        scales = self._scales(layer, "weight_scale", shape)
-        groups = self._groups(layer, "weight_g_idx", shape[1], scales.shape[1])
-        zeros = None
-        if f"{layer}.weight_zero_point" in self._source.files:
-            zeros = self._part(layer, "weight_zero_point")
-        return packed(words, scales, zeros, groups, shape[1])
+        sizes = self._part(layer, "weight_shape", _INTEGERS)
+        self._check(layer, "weight_shape", sizes, (2,))
+        num_outputs, num_inputs = sizes.tolist()
+        words = self._part(layer, "weight_packed", _WORDS)
+        self._check(layer, "weight_packed", words, (num_outputs, None))
+        widths = {-(-num_inputs * bits // 32): bits for bits in (2, 4, 8)}
+        bits = widths.get(words.shape[1])
+        if bits is None or num_inputs < 1:
+            what = f"does not hold {num_inputs} inputs a row, as weight_shape says"
+            raise self._error(layer, "weight_packed", what)
+        scales = self._scales(layer, "weight_scale", num_outputs)
+        groups = self._groups(layer, "weight_g_idx", num_inputs, scales.shape[1])
+        zeros = self._zeros(layer)
+        if zeros is not None:
+            is_packed = zeros.dtype == torch.int32
+            height = -(-len(scales) * bits // 32) if is_packed else len(scales)
+            self._check(layer, "weight_zero_point", zeros, (height, scales.shape[1]))
+        return packed(words, scales, zeros, groups, num_inputs)
 
     def _bytes(self, layer: str) -> Scaled:
-        values = self._part(layer, "weight")
+        values = self._part(layer, "weight", (torch.int8, torch.float8_e4m3fn))
+        self._check(layer, "weight", values, (None, None))
         name = next((s for s in _SCALES if f"{layer}.{s}" in self._source.files), None)
         block = self._stored.block
         if name is None:
@@ -119,58 +135,83 @@ class PackedSource:
                 f"{self.files[f'{layer}.weight']}: tensor {layer}.weight is quantised, but there "
                 f"is no {layer}.{name}; fetch the model again"
             )
-        zeros = None
-        if f"{layer}.weight_zero_point" in self._source.files:
-            zeros = self._part(layer, "weight_zero_point")
-            zeros = zeros.view(-1, 1) if zeros.ndim < 2 else zeros
+        zeros = self._zeros(layer)
         if block is None:
-            scales = self._scales(layer, name, values.shape)
+            scales = self._scales(layer, name, values.shape[0])
+            self._check_groups(layer, name, values.shape[1], scales.shape[1])
+            if zeros is not None:
+                self._check(layer, "weight_zero_point", zeros, tuple(scales.shape))
+                zeros = zeros.float()
             return Scaled(values=values, scales=scales, zeros=zeros)
-        scales = self._part(layer, name)
+        if zeros is not None and zeros.float().any():
+            raise self._error(layer, "weight_zero_point", "goes with no block of weights")
+        scales = self._part(layer, name, _FLOATS)
         blocks = [-(-size // part) for size, part in zip(values.shape, block, strict=True)]
         self._check(layer, name, scales, tuple(blocks))
         of_rows = scales.repeat_interleave(block[0], 0)[: values.shape[0]]
         groups = torch.arange(values.shape[1]) // block[1]
         return Scaled(values=values, scales=of_rows, groups=groups)
 
-    def _scales(self, layer: str, name: str, shape: Sequence[int]) -> torch.Tensor:
+    def _scales(self, layer: str, name: str, num_outputs: int) -> torch.Tensor:
         """[N, G] or [1, 1]."""
-        scales = self._part(layer, name)
-        scales = scales.view(-1, 1) if scales.ndim < 2 else scales
-        if scales.shape[0] != 1 or scales.shape[1] != 1:
-            self._check(layer, name, scales, (shape[0], None))
+        scales = self._part(layer, name, _FLOATS)
+        scales = scales.reshape(-1, 1) if scales.ndim < 2 else scales
+        if tuple(scales.shape) != (1, 1):
+            self._check(layer, name, scales, (num_outputs, None))
         return scales
+
+    def _zeros(self, layer: str) -> torch.Tensor | None:
+        """[N, G] or [1, 1], the first packed in words of int32; None where there are none."""
+        if f"{layer}.weight_zero_point" not in self._source.files:
+            return None
+        zeros = self._part(layer, "weight_zero_point", _ZEROS)
+        return zeros.reshape(-1, 1) if zeros.ndim < 2 else zeros
 
     def _groups(
         self, layer: str, part: str, num_inputs: int, num_groups: int
     ) -> torch.Tensor | None:
         """int64[K], None where inputs stand in the order of their groups."""
         if f"{layer}.{part}" not in self._source.files:
+            self._check_groups(layer, "scales", num_inputs, num_groups)
             return None
-        groups = self._part(layer, part).long()
+        groups = self._part(layer, part, _INTEGERS).long()
         self._check(layer, part, groups, (num_inputs,))
         if (groups < 0).all():  # never set
+            self._check_groups(layer, "scales", num_inputs, num_groups)
             return None
         if groups.min() < 0 or groups.max() >= num_groups:
             raise self._error(layer, part, f"names groups beyond {num_groups}")
-        in_order = torch.arange(num_inputs) // -(-num_inputs // num_groups)
+        if num_inputs % num_groups:
+            return groups
+        in_order = torch.arange(num_inputs) // (num_inputs // num_groups)
         return None if torch.equal(groups, in_order) else groups
 
-    def _part(self, layer: str, part: str) -> torch.Tensor:
+    def _check_groups(self, layer: str, part: str, num_inputs: int, num_groups: int) -> None:
+        """Groups of one size, where nothing says of each input which is its own."""
+        if num_inputs % num_groups:
+            what = f"has scales for {num_groups} groups, which do not divide {num_inputs} inputs"
+            raise self._error(layer, part, what)
+
+    def _part(self, layer: str, part: str, dtypes: Collection[torch.dtype]) -> torch.Tensor:
         name = f"{layer}.{part}"
         if name not in self._source.files:
             raise ModelError(
                 f"{self.files[f'{layer}.weight']}: there is no tensor {name} beside "
                 f"{layer}.{self._mark}; fetch the model again"
             )
-        return self._source.read_stored(name)
+        tensor = self._source.read_stored(name)
+        if tensor.dtype not in dtypes:
+            held = str(tensor.dtype).removeprefix("torch.")
+            raise self._error(layer, part, f"is stored as {held}, which cannot be read")
+        return tensor
 
     def _check(
-        self, layer: str, part: str, tensor: torch.Tensor, shape: tuple[int | None, ...]
+        self, layer: str, part: str, tensor: torch.Tensor, shape: tuple[float | None, ...]
     ) -> None:
+        """``shape``: None for any size but 0."""
         sizes = zip(tensor.shape, shape, strict=False)
-        if tensor.ndim != len(shape) or any(w is not None and s != w for s, w in sizes):
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        if tensor.ndim != len(shape) or any(s == 0 or w not in (None, s) for s, w in sizes):
+            wanted = ", ".join("any" if size is None else f"{size:g}" for size in shape)
             what = f"has shape {list(tensor.shape)}, but [{wanted}] goes with the others"
             raise self._error(layer, part, what)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.engine.models.source import TensorSource
+from batchradix.engine.models.source import TensorSource, groups_of
+from batchradix_kernels.grouped_linear import Groups
 
 _ROTATED = re.compile(r"\.self_attn\.(q_proj|q_b_proj|kv_a_proj_with_mqa)\.(weight|bias)$")
 
@@ -77,6 +78,13 @@ class PartialRope:
             return tensor
         heads = tensor.reshape(-1, width, *tensor.shape[1:])
         return heads[:, self._order].reshape(tensor.shape)
+
+    def read_groups(self, name: str) -> Groups | None:
+        groups, width = groups_of(self._source, name), len(self._order)
+        if groups is None or _HEADS.search(name) is None or groups.shape[0] % width:
+            return groups
+        starts = torch.arange(0, groups.shape[0], width)
+        return groups.take_rows((starts[:, None] + self._order).flatten())
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         """Not for the projections whose rows are put in order."""

@@ -55,6 +55,9 @@ class SafetensorsSource:
         """The format's name of it, such as ``BF16``."""
         return str(self._handles[self.files[name]].get_slice(name).get_dtype())
 
+    def stored_shape(self, name: str) -> list[int]:
+        return list(self._handles[self.files[name]].get_slice(name).get_shape())
+
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         stored = self._handles[self.files[name]].get_slice(name)
         return torch.cat([stored[row : row + 1] for row in rows])

@@ -35,3 +35,8 @@ class GroupedSource(TensorSource, Protocol):
     def read_groups(self, name: str) -> Groups | None:
         """What `read` would widen; None where that is not how the matrix is held."""
         ...
+
+
+def groups_of(source: TensorSource, name: str) -> Groups | None:
+    """`GroupedSource.read_groups`, None of a source that has none."""
+    return source.read_groups(name) if isinstance(source, GroupedSource) else None

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from batchradix.checkpoint.model_config import ModelConfig
-from batchradix.engine.models.source import TensorSource
+from batchradix.engine.models.source import TensorSource, groups_of
+from batchradix.errors import ModelError
+from batchradix_kernels.grouped_linear import Groups
 
 _FUSED = re.compile(r"(.*\.)(qkv_proj|gate_up_proj)\.weight$")
 
@@ -28,6 +30,7 @@ class SplitSource:
         self._source = source
         self._files: dict[str, Path] = {}
         self._parts: dict[str, tuple[str, range]] = {}
+        self._num_rows: dict[str, int] = {}  # of each tensor that holds several
         for name, path in source.files.items():
             match = _FUSED.match(name)
             if match is None:
@@ -38,6 +41,7 @@ class SplitSource:
                 self._files[f"{match[1]}{part}.weight"] = path
                 self._parts[f"{match[1]}{part}.weight"] = name, range(start, start + size)
                 start += size
+            self._num_rows[name] = start
 
     @property
     def files(self) -> Mapping[str, Path]:
@@ -47,7 +51,22 @@ class SplitSource:
         if name not in self._parts:
             return self._source.read(name)
         whole, rows = self._parts[name]
-        return self._source.read(whole)[rows.start : rows.stop]
+        tensor = self._source.read(whole)
+        if tensor.ndim != 2 or len(tensor) != self._num_rows[whole]:
+            raise ModelError(
+                f"{self.files[name]}: tensor {whole} has shape {list(tensor.shape)}, but the "
+                f"config asks for {self._num_rows[whole]} rows"
+            )
+        return tensor[rows.start : rows.stop]
+
+    def read_groups(self, name: str) -> Groups | None:
+        if name not in self._parts:
+            return groups_of(self._source, name)
+        whole, rows = self._parts[name]
+        groups = groups_of(self._source, whole)
+        if groups is None or groups.shape[0] != self._num_rows[whole]:
+            return None  # whoever reads it will say what is wrong
+        return groups.take_rows(torch.arange(rows.start, rows.stop))
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         if name not in self._parts:

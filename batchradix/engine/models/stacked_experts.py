@@ -46,6 +46,7 @@ class StackedExperts:
     def __init__(self, source: SafetensorsSource, config: ModelConfig) -> None:
         assert config.moe is not None
         self._source = source
+        self._num_experts = config.moe.num_experts
         self._files: dict[str, Path] = {}
         self._parts: dict[str, _Part] = {}
         for name, path in source.files.items():
@@ -84,10 +85,13 @@ class StackedExperts:
         path = self._source.files.get(name)
         if path is None:
             raise ModelError(f"the model has no tensor {name}; fetch it again")
-        rows = self._source.read_rows(name, [part.expert])
-        if len(rows) != 1:
-            raise ModelError(f"{path}: {name} has too few experts; fetch the model again")
-        return rows[0]
+        shape = self._source.stored_shape(name)
+        if len(shape) < 2 or shape[0] != self._num_experts:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {shape}, but the config asks for "
+                f"{self._num_experts} experts; fetch the model again"
+            )
+        return self._source.read_rows(name, [part.expert])[0]
 
     def _unpacked(self, part: _Part) -> torch.Tensor:
         blocks = self._expert(f"{part.stem}_blocks", part)[part.rows]

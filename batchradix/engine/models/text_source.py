@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from batchradix.engine.models.source import TensorSource
+from batchradix.engine.models.source import TensorSource, groups_of
+from batchradix_kernels.grouped_linear import Groups
 
 # As files of different ages call it; what begins otherwise belongs to other parts.
 _BEGINNINGS = {
@@ -16,6 +17,15 @@ _BEGINNINGS = {
     "model.language_model.": "model.",
     "lm_head.": "lm_head.",
 }
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+
+
+def text_name(name: str) -> str | None:
+    """A tensor's or a layer's name in a text model; None for what belongs to other parts."""
+    for theirs, ours in _BEGINNINGS.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return None if name.removeprefix("model.").startswith(_OTHER_PARTS) else name
 
 
 class TextSource:
@@ -37,6 +47,9 @@ class TextSource:
 
     def read(self, name: str) -> torch.Tensor:
         return self._source.read(self._names[name])
+
+    def read_groups(self, name: str) -> Groups | None:
+        return groups_of(self._source, self._names[name])
 
     def read_rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
         return self._source.read_rows(self._names[name], rows)

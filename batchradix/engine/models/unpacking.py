@@ -35,8 +35,7 @@ class Scaled:
     """A weight [N, K]: (``values`` - ``zeros``) · ``scales``.
 
     ``values``: of any dtype; ``scales``, ``zeros`` (integers; None: none): [N, G] or [1, G];
-    ``groups``: int64[K], the group of each input, None for runs of K / G, the last one shorter
-    where they are not even.
+    ``groups``: int64[K], the group of each input, None for runs of K / G.
     """
 
     values: torch.Tensor
@@ -46,10 +45,8 @@ class Scaled:
 
     def widen(self) -> torch.Tensor:
         """float32[N, K]."""
-        (num_outputs, num_inputs), num_groups = self.values.shape, self.scales.shape[1]
+        num_outputs, num_groups = len(self.values), self.scales.shape[1]
         zeros, scales, groups = self.zeros, self.scales.float(), self.groups
-        if groups is None and num_inputs % num_groups:
-            groups = torch.arange(num_inputs) // -(-num_inputs // num_groups)
         weight = self.values.to(torch.float32)
         parts = weight
         if groups is None:

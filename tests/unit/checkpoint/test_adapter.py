@@ -92,6 +92,7 @@ def test_the_hash_is_of_what_decides_the_weights(tmp_path: Path) -> None:
         ({"target_modules": ["q_proj", "o_proj"]}, "target o_proj, of which"),
         ({"r": 8}, "has rank 8, and its weights have 4"),
         ({"lora_alpha": "16"}, "alpha_pattern or its default is '16'"),
+        ({"lora_alpha": 10**400}, "alpha_pattern or its default is 1000"),
         ({"rank_pattern": {"(": 2}}, "rank_pattern is"),
         ({"rank_pattern": [1]}, "rank_pattern is"),
     ],
@@ -118,6 +119,16 @@ def test_names_that_do_not_pair_are_refused(
 ) -> None:
     tensors = {name: matrices(4)[side] for name, side in names.items()}
     with pytest.raises(ModelError, match=says):
+        open_adapter(save(tmp_path, CONFIG | {"target_modules": None}, tensors))
+
+
+@pytest.mark.parametrize("down", [(), (4,), (4, 8, 1), (3, 8)])
+def test_matrices_that_do_not_fit_are_refused(tmp_path: Path, down: tuple[int, ...]) -> None:
+    tensors = {
+        f"base_model.model.{Q}.lora_A.weight": np.zeros(down, np.float32),
+        f"base_model.model.{Q}.lora_B.weight": np.zeros((16, 4), np.float32),
+    }
+    with pytest.raises(ModelError, match=r"no model\.layers.*lora_B\.weight that fits"):
         open_adapter(save(tmp_path, CONFIG | {"target_modules": None}, tensors))
 
 

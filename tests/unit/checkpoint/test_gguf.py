@@ -145,6 +145,12 @@ def test_a_quantisation_that_cannot_be_read_is_refused(make_gguf: Make) -> None:
         config_of(path)
 
 
+def test_a_tensor_without_elements_is_damage(make_gguf: Make) -> None:
+    path = make_gguf(tensors={"blk.0.x": np.zeros((0, 4), dtype=np.float32)})
+    with pytest.raises(ModelError, match=r"is damaged: tensor blk\.0\.x has no elements"):
+        config_of(path)
+
+
 def test_a_file_cut_short_anywhere_is_damaged(make_gguf: Make, tmp_path: Path) -> None:
     content = make_gguf().read_bytes()
     cut = tmp_path / "cut.gguf"

@@ -80,6 +80,7 @@ def test_the_old_name_of_the_settings_is_read_too() -> None:
         (AWQ | {"bits": 3}, "AWQ with 3 bits"),
         (AWQ | {"zero_point": False}, "zero_point False"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format marlin"),
+        (GPTQ | {"checkpoint_format": ["gptq"]}, r"checkpoint_format \['gptq'\]"),
         (GPTQ | {"is_marlin_format": True}, "checkpoint_format marlin"),
         (GPTQ | {"bits": 5}, "GPTQ with 5 bits"),
         (GPTQ | {"pack_dtype": "int16"}, "in int16"),

@@ -81,11 +81,26 @@ def test_a_file_that_goes_on_after_its_tensors_is_damaged(tmp_path: Path) -> Non
         find_weights(tmp_path)
 
 
-@pytest.mark.parametrize("header", [b"[]", b"not", b'{"a": 1}', b'{"a": {"data_offsets": [0]}}'])
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(b"[]", b"not", b'{"a": 1}', b'{"a": {"data_offsets": [0]}}'),
+        pytest.param(b"[" * 100_000, id="deep"),
+        *(b'{"a": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, %s]}}' % end
+          for end in (b"null", b'"4"', b"[4]")),
+    ],
+)  # fmt: skip
 def test_a_garbled_header_is_named(tmp_path: Path, header: bytes) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelError, match="damaged"):
+        find_weights(tmp_path)
+
+
+def test_a_dtype_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.safetensors")
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'["x"]'))
+    with pytest.raises(ModelError, match=r"tensor a is stored as \['x'\]"):
         find_weights(tmp_path)
 
 

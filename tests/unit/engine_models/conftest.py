@@ -201,6 +201,14 @@ FAMILIES = {
         "SmolLM3",
         {"no_rope_layers": [0, 1, 1], "sliding_window": 5, "use_sliding_window": True},
     ),
+    "smollm3-sliding-by-name": (
+        "SmolLM3",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 5,
+            "use_sliding_window": False,
+        },
+    ),
     "olmo2": ("Olmo2", {"attention_bias": True}),
     "olmo3": (
         "Olmo3",

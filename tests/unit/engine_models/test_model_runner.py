@@ -40,7 +40,7 @@ def every_family(function):
         "deepseek-v3-halved-rope llama-rope-dynamic llama-rope-longrope mistral-sliding "
         "mixtral-sliding qwen2-sliding qwen3-sliding qwen3-moe-sliding gemma gemma2 gemma3 "
         "gemma3-capped phi3 phi3-sliding phi3-partial-longrope gpt-oss smollm3 smollm3-sliding "
-        "olmo2 olmo3 granite"
+        "smollm3-sliding-by-name olmo2 olmo3 granite"
     )
     return pytest.mark.parametrize("runner", from_conftest.split(), indirect=True)(function)
 

@@ -113,7 +113,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True
 GPTQ = {"quant_method": "gptq", "group_size": GROUP, "desc_act": True, "sym": False}
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe", "phi3-partial-longrope", "gemma2"])
 def test_an_awq_model_is_that_of_its_numbers(lab, tmp_path, kind):
     changes = SIZES | (EXPERTS if kind == "qwen3-moe" else {})
     folder = lab.save_model(lab.build_model(kind, **changes), tmp_path / "model")
@@ -121,11 +121,13 @@ def test_an_awq_model_is_that_of_its_numbers(lab, tmp_path, kind):
     assert (logits(lab, folder) - theirs(twin)).abs().max() < 1e-4
 
 
-def test_a_kept_awq_model_has_the_logits_of_the_widened_one(lab, tmp_path):
+@pytest.mark.parametrize("kind", ["qwen2", "phi3", "phi3-partial-longrope", "gemma2", "gemma3"])
+def test_a_kept_awq_model_has_the_logits_of_the_widened_one(lab, tmp_path, kind):
     scales = torch.ones(16, 1).half()
     if not serves([Groups(codes=torch.zeros(16, 32, dtype=torch.int8), bits=4, scales=scales)]):
         pytest.skip("no C kernel for products of bfloat16 here")
-    folder = lab.save_model(lab.build_model("qwen2", **SIZES), tmp_path / "model")
+    changes = SIZES | ({"num_hidden_layers": 3} if kind == "gemma3" else {})
+    folder = lab.save_model(lab.build_model(kind, **changes), tmp_path / "model")
     rewrite_layers(folder, awq_parts, AWQ, keep="layers.1.self_attn.k_proj")
     n = len(PROMPT)
     kept, plain = (
@@ -265,6 +267,27 @@ def shorter(tensors, name, part):
     tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"][:-1].contiguous()
 
 
+def recast(tensors, name, part, dtype):
+    tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"].to(dtype)
+
+
+def flatten(tensors, name, part):
+    tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"].flatten()
+
+
+def halve(tensors, name, part):
+    tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"].chunk(2, dim=1)[0].contiguous()
+
+
+def empty(tensors, name, part):
+    tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"][:0].contiguous()
+
+
+def regroup(tensors, name, num_groups):
+    for part in ("scales", "qzeros"):
+        tensors[f"{name}.{part}"] = tensors[f"{name}.{part}"][[0] * num_groups].contiguous()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -272,6 +295,13 @@ def shorter(tensors, name, part):
         (lambda t, n: shorter(t, n, "scales"), r"qzeros has shape \[2, 8\]"),
         (lambda t, n: shorter(t, n, "g_idx"), r"g_idx has shape \[63\]"),
         (lambda t, n: t[f"{n}.g_idx"].fill_(2), "g_idx names groups beyond 2"),
+        (lambda t, n: recast(t, n, "qweight", torch.int64), "qweight is stored as int64"),
+        (lambda t, n: recast(t, n, "scales", torch.int32), "scales is stored as int32"),
+        (lambda t, n: flatten(t, n, "scales"), r"scales has shape \[128\]"),
+        (lambda t, n: flatten(t, n, "qzeros"), r"qzeros has shape \[16\]"),
+        (lambda t, n: halve(t, n, "qzeros"), r"qzeros tells of 2 bits|g_idx has shape"),
+        (lambda t, n: empty(t, n, "qweight"), r"qweight has shape \[0, 64\]"),
+        (lambda t, n: (t.pop(f"{n}.g_idx"), regroup(t, n, 3)), "3 groups, which do not divide 64"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_named(lab, tmp_path, change, says):
@@ -287,3 +317,43 @@ def test_parts_that_do_not_fit_together_are_named(lab, tmp_path, change, says):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=says):
         open_source(open_checkpoint(str(folder))).read(f"{name}.weight")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"weight_shape": torch.tensor([8])}, r"weight_shape has shape \[1\]"),
+        ({"weight_shape": torch.tensor([8, 0])}, "weight_packed does not hold 0 inputs"),
+        ({"weight_packed": torch.zeros(8, 6, dtype=torch.int32)}, "does not hold 64 inputs"),
+        ({"weight_packed": torch.zeros(8, 8)}, "weight_packed is stored as float32"),
+        ({"weight_scale": torch.ones(8, 3)}, "3 groups, which do not divide 64"),
+        ({"weight_scale": torch.ones(8, 0)}, r"weight_scale has shape \[8, 0\]"),
+        ({"weight_zero_point": torch.zeros(2, dtype=torch.int8)}, "weight_zero_point has shape"),
+        (
+            {"weight_zero_point": torch.zeros(8, 2, dtype=torch.int32)},
+            "weight_zero_point has shape",
+        ),
+    ],
+)
+def test_packed_parts_that_do_not_fit_together_are_named(tmp_path, change, says):
+    parts = {
+        "weight_packed": torch.zeros(8, 8, dtype=torch.int32),
+        "weight_scale": torch.ones(8, 2),
+        "weight_shape": torch.tensor([8, 64]),
+    } | change
+    tensors = {f"a.{part}": tensor for part, tensor in parts.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = PackedSource(
+        SafetensorsSource([tmp_path / "model.safetensors"]), StoredWeights(layout="packed")
+    )
+    with pytest.raises(ModelError, match=says):
+        source.read("a.weight")
+
+
+@pytest.mark.parametrize("block", [None, (4, 4)])
+def test_a_vector_in_8_bits_is_refused(tmp_path, block):
+    tensors = {"a.weight": torch.zeros(8, dtype=torch.int8), "a.weight_scale": torch.ones(1)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = SafetensorsSource([tmp_path / "model.safetensors"])
+    with pytest.raises(ModelError, match=r"a\.weight has shape \[8\]"):
+        PackedSource(source, StoredWeights(layout="scaled", block=block)).read("a.weight")

@@ -144,3 +144,22 @@ def test_layers_of_a_fused_tensor_are_read_row_by_row_too(lab, saved):
     name = "model.layers.1.self_attn.k_proj.weight"
     assert torch.equal(source.read(name), whole[48:72])
     assert torch.equal(source.read_rows(name, [3, 1]), whole[[51, 49]])
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_fused_tensors_and_stacked_experts_of_another_size_are_refused(lab, tmp_path, change):
+    """Of more rows or experts the first would be taken for all."""
+    for kind, part, says in (
+        ("phi3", "0.self_attn.qkv_proj.weight", "config asks for 96 rows"),
+        ("phi3", "1.mlp.gate_up_proj.weight", "config asks for 176 rows"),
+        ("gpt-oss", "0.mlp.experts.down_proj", "config asks for 6 experts"),
+        ("gpt-oss", "0.mlp.experts.gate_up_proj_bias", "config asks for 6 experts"),
+    ):
+        folder = lab.save_model(lab.build_model(kind), tmp_path / part)
+        tensors = load_file(folder / "model.safetensors")
+        name = f"model.layers.{part}"
+        whole = torch.cat((tensors[name], tensors[name]))
+        tensors[name] = whole[: len(tensors[name]) + change].contiguous()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=f"tensor {name} has shape .*{says}"):
+            lab.open_runner(folder)
