@@ -51,7 +51,7 @@ class Asking:
         self.prompt_tokens = self.opening_tokens = self.distinct_tokens = 0
         config = parts.config
         self._expander = Expander(
-            parts.prompts, Expansion(questions=config.questions), lambda row: 0
+            parts.prompts, Expansion(questions=config.questions), lambda row, thinking: 0
         )
 
     @property

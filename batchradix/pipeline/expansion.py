@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from batchradix.chat_options import DEFAULT_THINKING_TOKENS
 from batchradix.checkpoint.tokenizer import Tokenizer
 from batchradix.config import DEFAULT_MAX_TOKENS
 from batchradix.errors import RowError, SchemaError
@@ -19,11 +20,13 @@ from batchradix.prompts.overflow import Cutter, LongText, longest_text
 from batchradix.prompts.questions import Prompts
 from batchradix.row_options import LongRows, Question
 from batchradix.schema.questions import QUESTION_KEY
-from batchradix.types import U32, Row, TokenTable
+from batchradix.types import U32, Row, Thinking, TokenTable
 
 _TRIES = 8  # a text cut anew may take some tokens more than the tokens it was cut at
 _DEFAULT_SHARE = 4
 _NO_TOKENS = np.zeros(0, dtype=np.uint32)
+
+Room = Callable[[Row, Thinking | None], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,16 @@ class Expansion:
     tokenizer: Tokenizer | None = None
     questions: tuple[Question, ...] = ()
     long_rows: LongRows = field(default_factory=LongRows)
+    thinking_tokens: int | None = None
 
 
 class Rooms:
     """How many tokens a prompt may have beside its answer's ``max_tokens``. Where these are not
-    said, 1,024 or a quarter of the context are kept free, and the shortest answer's at least."""
+    said, 1,024 or a quarter of the context are kept free, and the shortest answer's at least.
+
+    Of rows that think ``thinking_tokens`` are kept free too, at most half of the context; where
+    they are not said, 4,096 or a quarter.
+    """
 
     def __init__(
         self,
@@ -70,12 +78,17 @@ class Rooms:
         formats: AnswerFormats,
         budgets: Budgets | None,
         context_length: int,
+        thinking_tokens: int | None = None,
     ) -> None:
         self._options, self._formats, self._budgets = options, formats, budgets
         self._context_length = context_length
+        quarter = min(DEFAULT_THINKING_TOKENS, context_length // _DEFAULT_SHARE)
+        said = thinking_tokens
+        self._thinking_tokens = quarter if said is None else min(said, context_length // 2)
 
-    def __call__(self, row: Row) -> int:
-        """Of the prompt of a row of the table; all of the context for one that cannot run."""
+    def __call__(self, row: Row, thinking: Thinking | None) -> int:
+        """Of the prompt of a row of the table, which thinks first where ``thinking`` is there; all
+        of the context for one that cannot run."""
         options, number = self._options.read(row), self._formats.number(row)
         if isinstance(options, RowError) or isinstance(number, RowError):
             return self._context_length
@@ -84,6 +97,8 @@ class Rooms:
         if answers is not None and self._budgets is not None:
             with suppress(SchemaError):
                 budget = max(budget, self._budgets.least(answers.grammar))
+        if thinking is not None:
+            budget += self._thinking_tokens + len(thinking.closing_ids)
         return self._context_length - budget
 
 
@@ -100,7 +115,7 @@ class Expander:
         self,
         prompts: Prompts,
         expansion: Expansion,
-        room: Callable[[Row], int],
+        room: Room,
     ) -> None:
         self._prompts, self._tokenizer = prompts, expansion.tokenizer
         self._questions, self._long = expansion.questions, expansion.long_rows
@@ -175,8 +190,9 @@ class Expander:
 
     def _excess(self, slots: Sequence[_Slot]) -> int:
         """How many tokens the longest of some prompts has too many; negative where all fit."""
+        thinking = self._prompts.thinking if any(slot.thinks for slot in slots) else None
         over = [
-            len(slot.tokens) - self._room(slot.row)
+            len(slot.tokens) - self._room(slot.row, thinking if slot.thinks else None)
             for slot in slots
             if slot.error is None and slot.row.error is None
         ]

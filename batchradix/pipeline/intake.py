@@ -164,7 +164,7 @@ class _Reader:
         self.expander = Expander(
             prompts,
             expansion,
-            Rooms(options, formats, budgets, context_length),
+            Rooms(options, formats, budgets, context_length, expansion.thinking_tokens),
         )
         former_options: RowSettingsReader | None = None
         if former is not None:

@@ -65,7 +65,12 @@ class Parts:
     def expansion(self) -> Expansion:
         """What makes several rows of the table of one of the input."""
         config = self.config
-        return Expansion(self.checkpoint.tokenizer, config.questions, config.long_rows)
+        return Expansion(
+            self.checkpoint.tokenizer,
+            config.questions,
+            config.long_rows,
+            config.chats.thinking_tokens,
+        )
 
     def folds(self, rows: Intake | None) -> tuple[Fold, ...]:
         """What makes one row of several results; without ``rows`` for a table without any."""
@@ -101,33 +106,23 @@ def open_parts(
         _check_requests(config, source)
         check_expansion(config, source)
         row_formats = _row_formats(config, source, checkpoint, schema)
-        make_builder = partial(
-            PromptBuilder,
+        prompts = _prompts(
+            config,
             checkpoint,
-            columns=source.columns if source.num_rows else None,
+            source.columns if source.num_rows else None,
+            row_formats if isinstance(row_formats, QuestionFormats) else None,
+            schema_text=None if schema is None else schema.text,
             schema_line=SCHEMA_LINE if schema is None else schema.prompt_line,
             tools=None if tools is None else tools.json,
             are_requests=source.is_requests,
-            chats=config.chats,
             is_bound=partial(_is_bound, schema, row_formats),
-            bound={schema is not None} | (set() if row_formats is None else {True, False}),
+            bound=_bound(schema, row_formats),
         )
-        prompts: Prompts
-        if isinstance(row_formats, QuestionFormats):
-            prompts = QuestionPrompts(
-                config.questions,
-                row_formats,
-                config.prompt,
-                lambda options, text: make_builder(options, schema_text=text),
-            )
-        else:
-            prompts = builder = make_builder(
-                config.prompt, schema_text=None if schema is None else schema.text
-            )
+        if isinstance(prompts, PromptBuilder):
             if config.prompt.sort_passages is not None:
-                progress.message(sort_passages(source, builder, config.prompt.sort_passages))
+                progress.message(sort_passages(source, prompts, config.prompt.sort_passages))
             if config.prompt.reorder_columns:
-                progress.message(reorder(source, builder))
+                progress.message(reorder(source, prompts))
         if prompts.may_think:
             _check_thinking(config)
         if config.output.keep:
@@ -168,15 +163,46 @@ def may_think(
 
     Raises the `UsageError` of prompts that cannot be made.
     """
+    questions = QuestionFormats(config.questions, schema) if config.questions else None
     has_own = config.schema_column is not None or RESPONSE_FORMAT in columns
-    prompts = PromptBuilder(
+    prompts = _prompts(
+        config,
         with_chat_template(checkpoint, config.chats.chat_template),
-        config.prompt,
-        columns=columns,
-        chats=config.chats,
-        bound={schema is not None} | ({True, False} if has_own else set()),
+        columns,
+        questions,
+        bound={True, False} if has_own and questions is None else _bound(schema, questions),
     )
     return prompts.may_think
+
+
+def _prompts(
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    columns: Sequence[str] | None,
+    questions: QuestionFormats | None,
+    *,
+    schema_text: str | None = None,
+    **options: Any,
+) -> Prompts:
+    """What makes a job's prompts; ``options`` are those of `PromptBuilder`."""
+    make = partial(PromptBuilder, checkpoint, columns=columns, chats=config.chats, **options)
+    if questions is None:
+        return make(config.prompt, schema_text=schema_text)
+    return QuestionPrompts(
+        config.questions,
+        questions,
+        config.prompt,
+        lambda options, text: make(options, schema_text=text),
+    )
+
+
+def _bound(
+    schema: AnswerFormat | None, row_formats: RowFormats | QuestionFormats | None
+) -> set[bool]:
+    """Whether answers have to match something: what may be of the rows of a job."""
+    if isinstance(row_formats, QuestionFormats):
+        return {found is not None for found in row_formats.formats}
+    return {schema is not None} if row_formats is None else {True, False}
 
 
 def _check_choices(config: RunConfig, schema: AnswerFormat | None) -> None:

@@ -147,6 +147,7 @@ def expander_of(parts: Parts) -> Expander:
         AnswerFormats(parts.schema, parts.row_formats),
         Budgets(parts.checkpoint),
         parts.checkpoint.config.context_length,
+        parts.config.chats.thinking_tokens,
     )
     return Expander(parts.prompts, parts.expansion, rooms)
 
