@@ -215,8 +215,10 @@ def run(
     """
     if keep is None:
         keep = () if format is not None or isinstance(input, (str, os.PathLike)) else "all"
-    elif isinstance(keep, str) and keep != "all":
-        keep = (keep,)
+    elif isinstance(keep, str):
+        keep = keep if keep == "all" else (keep,)
+    elif not isinstance(keep, Iterable):
+        raise OptionError(f"`keep` must be names of columns or 'all', not {keep!r}")
     path = None if output is None else Path(_path_text(output, "output"))
     part = None if shard is None else Shard.parse(shard)
     if part is not None and path is not None:

@@ -46,6 +46,11 @@ class ChatOptions:
                 wish = thinking_wish(read_kwargs(self.chat_template_kwargs))
             except ValueError as error:
                 raise OptionError(f"`chat_template_kwargs` {error}") from None
+            if not _is_json(self.chat_template_kwargs):
+                raise OptionError(
+                    f"`chat_template_kwargs` must hold what JSON can, not "
+                    f"{_short(self.chat_template_kwargs)}"
+                )
             if self.thinking != "auto" and wish not in (None, self.thinking == "on"):
                 raise OptionError(
                     f"`thinking` {self.thinking} and `chat_template_kwargs` say the opposite of "
@@ -73,6 +78,15 @@ def thinking_wish(variables: Mapping[str, Any]) -> bool | None:
     """Whether a template's variables ask for thinking; None where they do not say."""
     given = [variables[name] for name in SWITCHES if variables.get(name) is not None]
     return bool(given[0]) if given else None
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value can be written down, as a job's identity has to be."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _short(value: Any) -> str:

@@ -366,7 +366,7 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> Shard:
         """From ``2/4``; raises `OptionError`."""
-        number, _, count = text.partition("/")
+        number, _, count = str(text).partition("/")
         require(
             number.strip().isdecimal() and count.strip().isdecimal(),
             f"`shard` must be a part and how many there are, such as 2/4, not {text!r}",

@@ -51,10 +51,9 @@ class PromptOptions:
             "`template` and `instruction` exclude each other; give one of them",
         )
         require(self.instruction is None or self.column is not None, COLUMN_NEEDED)
-        require(
-            isinstance(self.reorder_columns, bool),
-            f"`reorder_columns` must be True or False, not {self.reorder_columns!r}",
-        )
+        for name in ("chat", "reorder_columns"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"`{name}` must be True or False, not {value!r}")
         require(
             not self.reorder_columns or self.template is not None,
             "`reorder_columns` orders the fields that a template lists; give a `template`",

@@ -37,6 +37,8 @@ def read_questions(given: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Q
     folder: Path | None = None
     where = "the questions"
     if not isinstance(given, Mapping):
+        if not isinstance(given, (str, os.PathLike)) or not os.fspath(given):
+            raise OptionError(f"`questions` must be a file or a mapping of them, not {given!r}")
         path = Path(given)
         folder, where = path.parent, str(path)
         given = _read(path)
@@ -48,25 +50,40 @@ def read_questions(given: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Q
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-        found = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"there is no file of questions {path}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"{str(path)!r} cannot be read: {error}") from None
+    is_json = path.suffix.lower() == ".json"
+    try:
+        found = json.loads(text, object_pairs_hook=_once) if is_json else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
+        kind = "JSON" if is_json else "TOML"
         raise InputError(f"{path} is not {kind}: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path} must hold an object of questions by name")
     return found
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without names that are there twice, as TOML has them."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found
+
+
 def _question(where: str, folder: Path | None, name: str, value: Any) -> Question:
     place = f"{where}, question {name!r}"
-    if not name.strip() or "\0" in name:
-        raise OptionError(f"{place}: a question needs a name, which becomes its column")
+    is_text = "\0" not in name and name.encode(errors="ignore").decode() == name
+    if not name.strip() or not is_text:
+        raise OptionError(f"{place}: a question needs a name of text, which becomes its column")
     if isinstance(value, str):
         value = {"question": value}
     if not isinstance(value, Mapping):

@@ -157,6 +157,10 @@ def test_prompts_of_no_known_kind_are_refused(llm: batchradix.LLM, prompts: Any)
         ("output", 5, "output must be a name or a path"),
         ("template", 5, "template must be text"),
         ("limit", "1", "limit must be an integer"),
+        ("chat", "yes", "chat must be True or False"),
+        ("shard", 5, "shard must be a part"),
+        ("keep", 5, "keep must be names of columns"),
+        ("chat_template_kwargs", {"a": object()}, "must hold what JSON can"),
     ],
 )
 def test_an_argument_of_another_type_is_refused(

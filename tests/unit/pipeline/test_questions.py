@@ -300,6 +300,9 @@ def test_a_file_of_questions_is_toml_or_json_with_files_beside_it(tmp_path: Path
     assert found[1].answers["schema"]["type"] == "object"
     (tmp_path / "q.json").write_text(json.dumps({"a": {"question": "b", "choices": ["c", "d"]}}))
     assert read_questions(tmp_path / "q.json")[0].answers == {"choices": ["c", "d"]}
+    (tmp_path / "q.json").write_text('{"a": "one", "b": "two", "a": "three"}')
+    with pytest.raises(InputError, match="'a' is there twice"):
+        read_questions(tmp_path / "q.json")
 
 
 @pytest.mark.parametrize(
@@ -312,7 +315,12 @@ def test_a_file_of_questions_is_toml_or_json_with_files_beside_it(tmp_path: Path
         ({"a": {"question": "b", "max_tokens": True}}, OptionError, "max_tokens"),
         ({"a": {"question": "b", "regex": "("}}, SchemaError, "question 'a'"),
         ({"a": {"question": "b", "regex": "c", "fields": "d"}}, OptionError, "exclude"),
+        ({"a\ud800": "b"}, OptionError, "needs a name"),
         ("missing.toml", InputError, "missing.toml"),
+        ("a\0b", InputError, "cannot be read"),
+        ("", OptionError, "must be a file or a mapping"),
+        (5, OptionError, "must be a file or a mapping"),
+        ([{"a": "b"}], OptionError, "must be a file or a mapping"),
     ],
 )
 def test_questions_that_are_none_are_refused_by_name(given: Any, error: Any, told: str) -> None:
