@@ -12,7 +12,7 @@ from typing import Any
 
 from batchradix._version import VERSION
 from batchradix.checkpoint.checkpoint import Checkpoint, open_checkpoint, with_chat_template
-from batchradix.config import RunConfig
+from batchradix.config import PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError, SchemaError
 from batchradix.jobs.base import JobSource
 from batchradix.jobs.detect import open_job
@@ -185,15 +185,20 @@ def _prompts(
     **options: Any,
 ) -> Prompts:
     """What makes a job's prompts; ``options`` are those of `PromptBuilder`."""
-    make = partial(PromptBuilder, checkpoint, columns=columns, chats=config.chats, **options)
+
+    def make(asked: PromptOptions, text: str | None) -> PromptBuilder:
+        return PromptBuilder(
+            checkpoint,
+            asked,
+            columns=columns,
+            schema_text=text,
+            chats=config.chats,
+            **options,
+        )
+
     if questions is None:
-        return make(config.prompt, schema_text=schema_text)
-    return QuestionPrompts(
-        config.questions,
-        questions,
-        config.prompt,
-        lambda options, text: make(options, schema_text=text),
-    )
+        return make(config.prompt, schema_text)
+    return QuestionPrompts(config.questions, questions, config.prompt, make)
 
 
 def _bound(
