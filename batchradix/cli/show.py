@@ -49,7 +49,7 @@ def show(
     columns come from the table where it kept them, else from the file that the run read.
     """
     from batchradix import pipeline
-    from batchradix.report.show import arranged, print_layout, to_json
+    from batchradix.report.show import arranged, lacks, print_layout, to_json
 
     if limit < 0:
         raise OptionError(f"--limit must be 0 or more, not {limit}")
@@ -63,20 +63,29 @@ def show(
     )
     shown = pipeline.look(results, wanted, names)
     rows = islice(shown.rows, limit or None)
+    missing, last = list(names or ()), None
     if as_json:
         for row in rows:
+            missing, last = [name for name in missing if lacks(row, name)], row
             chosen = row if names is None else arranged([row], names).rows[0]
             order = chosen if names is None else names
             typer.echo(to_json({name: chosen.get(name) for name in order}))
     else:
         listed = list(rows)
-        if listed:
+        missing = [name for name in missing if all(lacks(row, name) for row in listed)]
+        last = listed[-1] if listed else None
+        if listed and not missing:
             width, is_terminal = terminal_width()
             print_layout(arranged(listed, names), width=width, is_terminal=is_terminal)
-        else:
+        elif not listed:
             typer.echo("no such rows")
     if shown.note:
         typer.echo(shown.note, err=True)
+    if missing and last is not None:
+        raise OptionError(
+            f"--columns: there is no column or field {missing[0]!r}; there are "
+            f"{', '.join(map(str, last))}, and fields of value"
+        )
 
 
 def terminal_width() -> tuple[int, bool]:

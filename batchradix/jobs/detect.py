@@ -68,8 +68,8 @@ def open_job(
     settings: dict[str, Any] = {"id_column": id_column, "limit": limit}
     if text == "-":
         return _open_standard_input(settings)
-    if "\0" in text:
-        raise InputError(f"{text!r} is no path")
+    if not text or "\0" in text:
+        raise InputError(f"the input {text!r} is no path; name a file, a folder or a pattern")
     place = remote_files(text) if "://" in text else text
     if not isinstance(place, str):
         return _open_files(text, place, settings)

@@ -66,6 +66,8 @@ def _wanted_rows(
     results: Results, wanted: Wanted, columns: Collection[str] | None
 ) -> Iterator[ResultRow]:
     about = read_about(results.work)
+    if wanted.gold is not None and not wanted.wrong:
+        raise OptionError("`gold` names what `wrong` compares answers with; give `wrong` as well")
     gold = wanted.gold or about.gold
     if wanted.wrong and gold is None:
         raise OptionError(

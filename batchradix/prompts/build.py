@@ -312,7 +312,8 @@ class PromptBuilder:
         if self._template is not None:
             return self._rule.of(row)
         if messages is None:
-            return self._rule.of_raw()
+            is_raw = row.values.get("prompt") is not None
+            return self._rule.of_raw() if is_raw else Asked()  # without either it is an error
         may_continue = self._own.may_continue(row.values)
         return self._rule.of(row, continues=may_continue and ends_with_assistant(messages))
 

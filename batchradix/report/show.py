@@ -57,6 +57,13 @@ def arranged(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -
     return Layout(tuple(name for name in names if name not in drop), tuple(rows))
 
 
+def lacks(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has no such column or field, nor can have had it in a value that is null."""
+    value = row.get("value", {})
+    fields = value if isinstance(value, Mapping) else {}
+    return value is not None and not {name, name.split(".")[0]} & {*row, *fields}
+
+
 def _with_fields(row: Mapping[str, Any], spelt: Mapping[str, str]) -> dict[str, Any]:
     value = row.get("value")
     found = value if isinstance(value, Mapping) else {}

@@ -93,3 +93,12 @@ def test_long_texts_leave_room_for_thinking_and_answer(
         assert result["finish_reason"] == "length"
         assert result["completion_tokens"] == free + closing + 20
         assert result["reasoning_tokens"] == free + closing
+
+
+def test_a_row_without_messages_is_told_so_and_not_that_its_prompt_is_raw(thinker: Path) -> None:
+    rows = [{"messages": None}, {"messages": [{"role": "user", "content": "ab"}]}]
+    for thinking in ("on", "auto"):
+        found = run(rows, thinker, thinking=thinking).table.to_pylist()
+        assert [row["status"] for row in found] == ["error", "ok"]
+        assert "messages" in found[0]["error"]["message"]
+        assert "raw" not in found[0]["error"]["message"]

@@ -68,7 +68,16 @@ def test_show_takes_rows_and_columns_and_says_when_there_are_none(
     assert json.loads(batchradix("show", out, "--id", "r5", "--json", "--columns", "text")[1]) == {
         "text": "cd"
     }
-    for words in (["--status", "lost"], ["-n", -1], ["--wrong"], ["--input", "no.jsonl"]):
+    refused = (
+        ["--status", "lost"],
+        ["-n", -1],
+        ["--wrong"],
+        ["--gold", "right"],
+        ["--input", "no.jsonl"],
+        ["--columns", "id,nope"],
+        ["--columns", "id,nope.deep", "--json"],
+    )
+    for words in refused:
         code, _, error = batchradix("show", out, *words)
         assert (code, error.startswith("error: ")) == (2, True)
     assert batchradix("show", tmp_path / "none.arrow")[0] == 2

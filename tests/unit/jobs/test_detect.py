@@ -204,6 +204,7 @@ def test_missing_files_and_empty_folders_are_refused(tmp_path: Path) -> None:
         (tmp_path, "holds no file of rows"),
         ("~nosuchuser/x.jsonl", "no such user"),
         ("a\0b", "no path"),
+        ("", "no path"),
         ("x" * 5000, "cannot be read"),
     ):
         with pytest.raises(InputError, match=words):
