@@ -143,10 +143,18 @@ class Asking:
             return None
         parts = self._parts
         source = _Rows(parts.source.id_type, self._rows(asked))
-        planned = plan_rows(
-            parts, source=source, folder=None, progress=Silent(), opening=self._opening
-        )
         whole = self._planned.rows
+        slots = np.array([one.slot for one in asked], dtype=np.int64)
+        planned = plan_rows(
+            parts,
+            source=source,
+            folder=None,
+            progress=Silent(),
+            opening=self._opening,
+            # Their prompts may be equal by chance; then what a row draws must not depend on which
+            # of them are asked together, as it would after a run that was stopped.
+            named=(whole.base_keys[slots], whole.occurrence[slots]),
+        )
         self.prompt_tokens += planned.summary.prompt_tokens
         self.opening_tokens += planned.summary.opening_tokens
         self.distinct_tokens += planned.summary.distinct_tokens

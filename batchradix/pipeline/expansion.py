@@ -246,11 +246,11 @@ class Expander:
             if excess <= 0:
                 each = len(self._questions) or 1
                 return [
-                    [*slots[number::each], *self._ask(row)]
+                    [*slots[number::each], *self._ask(row, slots[number].thinks)]
                     for number, row in enumerate(self.asked(long.row))
                 ]
             size -= excess
         return None
 
-    def _ask(self, row: Row) -> list[_Slot]:
-        return [_Slot(row, _NO_TOKENS, is_ask=True)] if self._long.asks else []
+    def _ask(self, row: Row, thinks: bool) -> list[_Slot]:
+        return [_Slot(row, _NO_TOKENS, thinks=thinks, is_ask=True)] if self._long.asks else []

@@ -72,6 +72,7 @@ def plan_rows(
     opening: Opening | None = None,
     former: FormerSettings | None = None,
     scratch: Scratch | None = None,
+    named: tuple[NDArray[np.uint8], I64] | None = None,
 ) -> Planned:
     """Reads, tokenises, orders and deduplicates every row, of the job's input or those that a
     ``source`` has made of it; ``folder`` takes the token files.
@@ -79,7 +80,8 @@ def plan_rows(
     ``opening`` tells with which tokens every answer under a grammar begins; they then stand
     behind the prompts and are planned with them. None for an engine that samples them.
     ``former``: settings under which rows may have been run before. Arrays of a value a row are
-    made in ``scratch`` (None: in memory).
+    made in ``scratch`` (None: in memory). ``named``: base keys and occurrences that rows draw by in
+    place of those of their prompts (`RowKeys`).
     """
     scratch = scratch or Scratch(least_bytes=None)
     formats = AnswerFormats(
@@ -101,6 +103,8 @@ def plan_rows(
         expansion=parts.expansion if source is None else None,
         former=former,
     )
+    if named is not None:
+        rows = replace(rows, base_keys=named[0], occurrence=named[1])
     warnings = list(formats.notices)
     if rows.num_cleaned:
         warnings.append(f"{rows.num_cleaned:,} prompts held lone surrogates, replaced by U+FFFD")

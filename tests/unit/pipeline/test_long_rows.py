@@ -178,6 +178,26 @@ def test_the_model_is_asked_over_the_answers_to_the_parts(roomy: str) -> None:
     assert outcome.summary.usage.computed_tokens == outcome.summary.distinct_tokens
 
 
+def test_what_is_asked_draws_by_its_row_alone(tiny_model_folder: MakeTinyModel) -> None:
+    changes: dict[str, Any] = {
+        "overflow": "chunk",
+        "chunk_tokens": 10,
+        "combine": "ask",
+        "schema": answer_format(choices=["a", "b", "c", "d"]),
+        "sampling": SamplingOptions(max_tokens=4, temperature=5.0),
+    }
+    model = str(tiny_model_folder("random", context_length=320))
+    rows = [{"id": f"{i}", "text": f"{i:010}{i + 50:010}"} for i in range(24)]
+    together = rows_of(config(model, rows, **changes))
+    said = [tuple(part["text"] for part in row["parts"]) for row in together]
+    repeated = [i for i, texts in enumerate(said) if texts in said[:i]][:4]
+    assert repeated, "the prompts over equal answers are equal"
+    for i in repeated:
+        (alone,) = rows_of(config(model, [rows[i]], **changes))
+        assert alone["parts"] == together[i]["parts"]
+        assert alone["value"] == together[i]["value"]
+
+
 @pytest.mark.parametrize("combine", ["union", "ask"])
 def test_a_run_goes_on_wherever_it_was_stopped(roomy: str, tmp_path: Path, combine: str) -> None:
     path = tmp_path / "out.arrow"
