@@ -10,6 +10,7 @@ from typing import Any, Literal
 from batchradix.errors import OptionError
 
 DEFAULT_THINKING_TOKENS = 4096
+_MOST_TOKENS = 2**30 - 1
 SWITCHES = ("enable_thinking", "thinking")
 """Variables by which chat templates turn thinking on and off."""
 # What templates are given already.
@@ -38,9 +39,13 @@ class ChatOptions:
             raise OptionError(f"`chat_template` must be text, not {template!r}")
         if self.thinking not in ("auto", "on", "off"):
             raise OptionError(f"`thinking` must be auto, on or off, not {self.thinking!r}")
-        is_count = isinstance(most, int) and not isinstance(most, bool) and 1 <= most < 2**30
+        is_count = (
+            isinstance(most, int) and not isinstance(most, bool) and 1 <= most <= _MOST_TOKENS
+        )
         if most is not None and not is_count:
-            raise OptionError(f"`thinking_tokens` must be an integer of at least 1, not {most!r}")
+            raise OptionError(
+                f"`thinking_tokens` must be an integer from 1 to {_MOST_TOKENS:,}, not {most!r}"
+            )
         if self.chat_template_kwargs is not None:
             try:
                 wish = thinking_wish(read_kwargs(self.chat_template_kwargs))

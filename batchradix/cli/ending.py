@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING
 
 from batchradix._version import VERSION
 from batchradix.config import RunConfig
+from batchradix.errors import OptionError
 
 if TYPE_CHECKING:
     from batchradix.report.summary import Summary
+
+
+def _is_same(path: Path, other: str | Path) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +43,22 @@ class Ending:
     history: Path | None = None
     _started: datetime = field(default_factory=lambda: datetime.now(UTC))
     _started_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Raises `OptionError` where the metrics would be written over something else."""
+        if self.metrics is None:
+            return
+        output = self.config.output
+        others = (self.config.input, output.path, output.failed_rows)
+        if any(one is not None and _is_same(self.metrics, one) for one in others):
+            raise OptionError(
+                f"the metrics file {self.metrics} is the input or an output of the job; name "
+                f"another"
+            )
+        if self.metrics.is_dir():
+            raise OptionError(
+                f"the metrics file {self.metrics} is a folder; give the name of a file in it"
+            )
 
     def close(self, exit_code: int, summary: Summary | None, error: str = "") -> None:
         """``summary`` is None where the run did not get as far as one."""

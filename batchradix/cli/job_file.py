@@ -153,7 +153,7 @@ def _value(path: Path, key: str, given: Any, option: Any) -> Any:
 def _text(path: Path, key: str, given: Any, option: Any) -> str:
     text = str(given)
     is_elsewhere = text == "-" or "://" in text or (option.name == "input" and text[:1] == "~")
-    if option.name in _PATHS and not is_elsewhere:
+    if option.name in _PATHS and text and not is_elsewhere:
         return str(path.parent / text)
     if option.name in _MAY_NAME_A_FILE and 0 < len(text) <= 1024 and "\n" not in text:
         try:

@@ -432,6 +432,8 @@ def run(
 
 
 def _dated(path: Path | None, date: str) -> Path | None:
+    if path is not None and not path.name:
+        raise OptionError(f"{path} is a folder; give the name of a file in it")
     return None if path is None else Path(fill_dates(str(path), date))
 
 

@@ -83,6 +83,16 @@ def test_what_fails_after_a_quiet_run_is_told_all_the_same(
     assert "--on-finish was ended by signal 9 (Killed)" in lines[1]
 
 
+def test_metrics_are_written_over_nothing_else(
+    job: list[object], batchradix: Run, tmp_path: Path
+) -> None:
+    for name in (job[-1], job[1], tmp_path, "", "."):
+        code, _, error = batchradix(*job, "--metrics", name)
+        assert code == 2, name
+        assert error.startswith("error: ")
+        assert "folder" in error or "input or an output" in error
+
+
 def test_the_metrics_file_may_have_a_date_in_its_name(
     job: list[object], batchradix: Run, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_table_is_a_schema(folder: Path, batchradix: Run) -> None:
         ("engine = {}\nx = ", "is not TOML"),
         ("[model]", "model must be a text or a number, not a table"),
         ("max_tokens = 'many'", "max-tokens"),
+        ("questions = ''", "must be a file or a mapping"),
     ],
 )
 def test_a_wrong_job_file_is_refused_in_a_sentence(
