@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from batchradix.config import PromptOptions
-from batchradix.errors import RowError
+from batchradix.errors import RowError, TemplateError
 from batchradix.prompts.build import PromptBatch, PromptBuilder
 from batchradix.prompts.fields import TemplateFields
 from batchradix.prompts.template import Place
@@ -92,7 +92,13 @@ class QuestionPrompts:
                 instruction=None,
                 column=None,
             )
-            self._builders.append(make_builder(asked, None if found is None else found.text))
+            schema_text = None if found is None else found.text
+            try:
+                self._builders.append(make_builder(asked, schema_text))
+            except TemplateError as error:
+                if "{{" not in question.text:  # then it is the template's own place
+                    raise
+                raise TemplateError(f"question {question.name!r}: {error}") from None
 
     @property
     def required_columns(self) -> frozenset[str]:

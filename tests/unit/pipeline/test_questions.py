@@ -20,7 +20,13 @@ from batchradix.config import (
     RunConfig,
     SamplingOptions,
 )
-from batchradix.errors import InputError, OptionError, OutputMismatchError, SchemaError
+from batchradix.errors import (
+    InputError,
+    OptionError,
+    OutputMismatchError,
+    SchemaError,
+    TemplateError,
+)
 from batchradix.row_options import Question
 from batchradix.schema.questions import read_questions
 
@@ -274,6 +280,18 @@ def test_what_questions_do_not_go_with_is_refused(markov: str, changes: Any, tol
         changes = {**changes, "schema": answer_format(choices=["a", "b"])}
     with pytest.raises(OptionError, match=told):
         run(config(markov, **changes))
+
+
+def test_a_place_that_no_row_has_is_told_with_its_question(markov: str) -> None:
+    for text, told in (("Who is {{ who }}", "question 'b': "), ("Who", "the template names")):
+        template = "{{ text }}" if "{{" in text else "{{ txt }}"
+        job = config(
+            markov,
+            questions={"a": "What", "b": text},
+            prompt=PromptOptions(template=template),
+        )
+        with pytest.raises(TemplateError, match=f"^{told}"):
+            pipeline.check(job)
 
 
 def test_requests_and_rows_with_schemas_are_refused(markov: str) -> None:
