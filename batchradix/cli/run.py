@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -458,14 +458,16 @@ def _run(
     from batchradix import fleet, pipeline
 
     try:
+        engines = fleet.engines_for(config)
         # Ray prints what it finds wrong; standard output is for the summary alone.
-        with stop_signals(deadline_s) as stop_requested, redirect_stdout(sys.stderr):
+        quiet = nullcontext() if engines is None else redirect_stdout(sys.stderr)
+        with stop_signals(deadline_s) as stop_requested, quiet:
             outcome = pipeline.run(
                 config,
                 progress=progress,
                 stop_requested=stop_requested,
                 warnings=["demonstration model: none was named"] if is_default_model else [],
-                engines=fleet.engines_for(config),
+                engines=engines,
             )
     except BatchradixError as error:
         ending.close(error.exit_code, None, error.spelt(shared.flag))
