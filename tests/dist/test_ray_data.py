@@ -65,9 +65,7 @@ def test_actors_answer_blocks_in_the_order_of_the_plan(tiny_model_folder: Any) -
             **{name: job[name] for name in job if name not in ("model", *names)}
         ),
     ).to_arrow()
-    assert found == {
-        row["number"]: (row["status"], row["text"]) for row in alone.to_pylist()
-    }
+    assert found == {row["number"]: (row["status"], row["text"]) for row in alone.to_pylist()}
 
 
 def test_a_batch_of_numpy_arrays_is_refused_with_what_to_say(tiny_model_folder: Any) -> None:
