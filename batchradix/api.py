@@ -27,7 +27,7 @@ from batchradix.fleet_options import DEFAULT_WORKER_TIMEOUT_S, FleetOptions
 from batchradix.plan.cached import PlanSummary
 from batchradix.report.progress import choose_progress
 from batchradix.report.summary import Summary
-from batchradix.row_options import LongRows, parse_combine
+from batchradix.row_options import long_rows
 from batchradix.schema.answer_format import answer_format
 from batchradix.schema.questions import read_questions
 from batchradix.trial import TrialOptions
@@ -87,20 +87,6 @@ def _prompt_options(
         null_text=null_text,
         reorder_columns=reorder_columns,
         sort_passages=sort_passages,
-    )
-
-
-def _long_rows(
-    overflow: str,
-    chunk_tokens: int | None,
-    chunk_overlap: int,
-    combine: str | Mapping[str, str] | None,
-) -> LongRows:
-    return LongRows(
-        overflow=overflow,  # type: ignore[arg-type]  # checked by LongRows
-        chunk_tokens=chunk_tokens,
-        chunk_overlap=chunk_overlap,
-        combine=parse_combine(combine),
     )
 
 
@@ -248,7 +234,7 @@ def run(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
         questions=() if questions is None else read_questions(questions),
-        long_rows=_long_rows(overflow, chunk_tokens, chunk_overlap, combine),
+        long_rows=long_rows(overflow, chunk_tokens, chunk_overlap, combine),
         chats=ChatOptions(
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
@@ -352,7 +338,7 @@ def plan(
             template, chat, instruction, column, system, null_text, reorder_columns, sort_passages
         ),
         questions=() if questions is None else read_questions(questions),
-        long_rows=_long_rows(overflow, chunk_tokens, chunk_overlap, None),
+        long_rows=long_rows(overflow, chunk_tokens, chunk_overlap, None),
         sampling=SamplingOptions(max_tokens=max_tokens),
         chats=ChatOptions(
             chat_template=chat_template,

@@ -116,3 +116,18 @@ def parse_combine(given: str | Mapping[str, str] | None) -> tuple[tuple[str, str
             )
         rules.append((name.strip(), rule.strip()))
     return tuple(rules)
+
+
+def long_rows(
+    overflow: str,
+    chunk_tokens: int | None,
+    chunk_overlap: int,
+    combine: str | Mapping[str, str] | None,
+) -> LongRows:
+    """`LongRows` with the rules that `parse_combine` reads. Raises `OptionError`."""
+    return LongRows(
+        overflow=overflow,  # type: ignore[arg-type]  # checked by LongRows
+        chunk_tokens=chunk_tokens,
+        chunk_overlap=chunk_overlap,
+        combine=parse_combine(combine),
+    )

@@ -12,7 +12,7 @@ from batchradix.chat_options import ChatOptions, read_kwargs
 from batchradix.cli.job_file import read_job_file
 from batchradix.config import DEFAULT_MODEL, PromptOptions, RunConfig
 from batchradix.errors import InputError, OptionError
-from batchradix.row_options import LongRows, parse_combine
+from batchradix.row_options import long_rows as long_rows
 
 Input = Annotated[
     str,
@@ -367,18 +367,6 @@ def questions_of(file: str | None) -> Any:
     from batchradix.schema.questions import read_questions
 
     return read_questions(file)
-
-
-def long_rows(
-    overflow: str, chunk_tokens: int | None, chunk_overlap: int, combine: str | None
-) -> LongRows:
-    """What becomes of rows that are too long."""
-    return LongRows(
-        overflow=overflow,  # type: ignore[arg-type]  # checked by LongRows
-        chunk_tokens=chunk_tokens,
-        chunk_overlap=chunk_overlap,
-        combine=parse_combine(combine),
-    )
 
 
 def named_model(model: str | None) -> str:

@@ -23,8 +23,8 @@ def simulate(
 ) -> tuple[Usage, float | None]:
     """The counters of the run, and the seconds of its steps where ``costs`` says what they take.
 
-    ``num_slots``: of the KV pool. ``sampled``: int32[num_rows], by table row the tokens that an
-    answer chooses one after the other, at least 1 and as many as its ``max_tokens`` lets it.
+    ``num_slots``: of the KV pool. ``sampled``: int32[n], by plan position the tokens that an answer
+    chooses one after the other, at least 1 and as many as its ``max_tokens`` lets it.
     """
     usage = Usage()
     scheduler = Scheduler(
@@ -44,7 +44,7 @@ def simulate(
                 continue
             count = chosen.get(row.seq, 0) + 1
             usage.decode_steps += count > 1
-            if count < min(int(sampled[row.row]), row.max_tokens):
+            if count < min(int(sampled[row.position]), row.max_tokens):
                 chosen[row.seq] = count
                 scheduler.append(row, (0,))
             else:

@@ -7,10 +7,7 @@ run by least squares, none below zero.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,15 +17,15 @@ import numpy as np
 import torch
 
 from batchradix._version import VERSION
-from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder, replacing
 from batchradix.engine.device import processor_name
+from batchradix.engine.kept_table import NO_TABLE, read_table, write_table
 from batchradix.settings import EngineSettings
 from batchradix.types import StepStats
 
 MIN_STEPS = 12
 _WARM_UP_STEPS = 2
 _FORMAT = 1
-_MAX_BYTES = 1 << 14
+_KIND = "costs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,28 +109,14 @@ def costs_key(model_hash: str, settings: EngineSettings) -> dict[str, Any]:
 def write_costs(folder: Path, key: Mapping[str, Any], costs: StepCosts) -> None:
     """Keeps costs in the cache folder, in the place of older ones. Raises `ModelError` or
     `OSError` when the folder cannot be written."""
-    make_cache_folder(folder)
-    path = _path(folder, key)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    with replacing(path, suffix=".tmp") as file:
-        file.write(json.dumps({"key": key, "costs": asdict(costs)}, indent=1).encode())
+    write_table(folder, _KIND, key, costs=asdict(costs))
 
 
 def read_costs(folder: Path, key: Mapping[str, Any]) -> StepCosts | None:
     """The costs of a key, None where there are none to be trusted."""
     try:
-        with _path(folder, key).open("rb") as file:
-            if not is_own_file(os.fstat(file.fileno())):
-                return None
-            found = json.loads(file.read(_MAX_BYTES))
-        costs = StepCosts(**found["costs"])
-        values = asdict(costs).values()
-        trusted = found["key"] == key and all(0 <= float(value) < math.inf for value in values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        costs = StepCosts(**read_table(folder, _KIND, key, "costs"))
+        trusted = all(0 <= float(value) < math.inf for value in asdict(costs).values())
+    except NO_TABLE:
         return None
     return costs if trusted else None
-
-
-def _path(folder: Path, key: Mapping[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return folder / "costs" / f"{digest}.json"

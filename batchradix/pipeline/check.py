@@ -12,7 +12,7 @@ import numpy as np
 
 from batchradix.config import RunConfig
 from batchradix.errors import OutputMismatchError
-from batchradix.pipeline.forecasts import Meter, expected_answer_tokens
+from batchradix.pipeline.forecasts import expected_answer_tokens, forecast
 from batchradix.pipeline.former import may_take_over, remedy
 from batchradix.pipeline.job import EngineFactory, check_parts
 from batchradix.pipeline.parts import Parts, fingerprint, names_in_words, open_parts
@@ -35,7 +35,7 @@ _SCRATCH_ROW_BYTES = 300  # beside its tokens, an id of some bytes included
 _TEXT_BYTES = 5  # of an answer's token, generously
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """A job that would run. ``error_rows``: by code, how many rows could not, and the sentence
     of the first. ``kv_bytes`` is the pool's size, ``kv_token_bytes`` a token's in it, and
@@ -59,8 +59,8 @@ class Checked:
     disk_free_bytes: int
     token_bytes: int
     temporary_free_bytes: int
+    forecast: Forecast
     warnings: list[str] = field(default_factory=list)
-    forecast: Forecast | None = None
 
     @property
     def num_error_rows(self) -> int:
@@ -83,7 +83,7 @@ class Checked:
             "disk_free_bytes": self.disk_free_bytes,
             "token_bytes": self.token_bytes,
             "temporary_free_bytes": self.temporary_free_bytes,
-            "predicted": None if self.forecast is None else asdict(self.forecast),
+            "predicted": asdict(self.forecast),
             "warnings": self.warnings,
         }
 
@@ -115,12 +115,15 @@ def check(
                 scratch=Scratch(),
             )
             settings = settle_engine(parts, planned)
-            checked = _report(parts, planned, settings, output)
             job, _ = make_job(planned, planned.alone.order, prefix_cache=settings.prefix_cache)
-            meter = Meter(parts.checkpoint.content_hash, settings)
-            checked.forecast = meter.forecast(job, expected_answer_tokens(config))
-            checked.lines.append(("expected", checked.forecast.in_words()))
-            return checked
+            expected = forecast(
+                job,
+                planned.rows.lengths,
+                settings,
+                parts.checkpoint.content_hash,
+                expected_answer_tokens(config),
+            )
+            return _report(parts, planned, settings, output, expected)
     finally:
         parts.source.close()
 
@@ -149,7 +152,11 @@ def _check_table(parts: Parts, output: Path) -> None:
 
 
 def _report(
-    parts: Parts, planned: Planned, settings: EngineSettings, output: Path | None
+    parts: Parts,
+    planned: Planned,
+    settings: EngineSettings,
+    output: Path | None,
+    expected: Forecast,
 ) -> Checked:
     rows, summary, model = planned.rows, planned.summary, parts.checkpoint.config
     by_code = sorted(rows.errors.by_code().items(), key=lambda one: -one[1][0])
@@ -175,9 +182,11 @@ def _report(
         disk_free_bytes=shutil.disk_usage(folder).free,
         token_bytes=4 * rows.tokens.num_tokens + _SCRATCH_ROW_BYTES * len(rows),
         temporary_free_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
+        forecast=expected,
         warnings=[*parts.warnings, *shortages(parts, settings)],
     )
     checked.lines.extend(_lines(parts, checked, settings))
+    checked.lines.append(("expected", expected.in_words()))
     if output is not None and checked.disk_bytes > checked.disk_free_bytes:
         checked.warnings.append(
             f"answers could take {_size(checked.disk_bytes)} and {folder} has "

@@ -14,8 +14,9 @@ from batchradix.errors import ModelError
 from batchradix.plan.tree import build_tree, flat_tree
 from batchradix.report.history import history_file, read_runs
 from batchradix.report.summary import Forecast
+from batchradix.scratch import windows
 from batchradix.settings import EngineSettings
-from batchradix.types import I32, EngineJob, Plan, StepObserver, StepStats
+from batchradix.types import I32, I64, EngineJob, Plan, StepObserver, StepStats
 
 MOST_ROWS = 1024
 """More are scaled up from the first so many of the plan."""
@@ -23,27 +24,31 @@ MOST_ROWS = 1024
 
 def forecast(
     job: EngineJob,
+    lengths: I64,
     settings: EngineSettings,
     model_hash: str,
     answer_tokens: float | None,
 ) -> Forecast:
-    """What a job is expected to take. ``answer_tokens``: how many each answer is expected to
-    choose, None for all of its ``max_tokens``. Seconds are known where a run of this model, with
-    these settings, was measured on this machine."""
+    """What a job is expected to take. ``lengths``: int64[num_rows], tokens by table row.
+    ``answer_tokens``: how many each answer is expected to choose, None for all of its
+    ``max_tokens``. Seconds are known where a run of this model, with these settings, was measured
+    on this machine."""
     from batchradix.engine.forecast import simulate
     from batchradix.engine.step_costs import costs_key, read_costs
 
     costs = read_costs(cache_folder(), costs_key(model_hash, settings))
-    sampled = _sampled(job, answer_tokens)
-    rows = job.plan.order
-    decode_steps = int((sampled[rows].astype(np.int64) - 1).sum())
-    computed = job.tree.distinct_tokens
+    order = job.plan.order
+    num_chosen = 0
+    for window in windows(len(order)):
+        num_chosen += int(_sampled(job, order[window], answer_tokens).sum(dtype=np.int64))
+    computed, decode_steps = job.tree.distinct_tokens, num_chosen - len(order)
     part, scale = job, 1.0
-    is_whole = len(job.plan) <= MOST_ROWS
+    is_whole = len(order) <= MOST_ROWS
     if not is_whole:
-        plan = Plan(order=rows[:MOST_ROWS], lcp=job.plan.lcp[:MOST_ROWS])
+        plan = Plan(order=order[:MOST_ROWS], lcp=job.plan.lcp[:MOST_ROWS])
         make_tree = build_tree if settings.prefix_cache else flat_tree
-        part = replace(job, plan=plan, tree=make_tree(plan, job.tokens.lengths))
+        part = replace(job, plan=plan, tree=make_tree(plan, lengths))
+    sampled = _sampled(job, part.plan.order, answer_tokens)
     usage, seconds = simulate(part, settings, settings.kv_tokens, sampled, costs)
     if is_whole:
         computed, decode_steps = usage.computed_tokens, usage.decode_steps
@@ -56,20 +61,21 @@ def forecast(
         forward_steps=round(scale * usage.forward_steps),
         peak_kv_tokens=usage.peak_kv_tokens,
         seconds=None if seconds is None else scale * seconds,
-        answer_tokens=float(sampled[rows].mean()) if len(rows) else 0.0,
+        answer_tokens=num_chosen / len(order) if len(order) else 0.0,
         is_guess=answer_tokens is None,
     )
 
 
-def _sampled(job: EngineJob, answer_tokens: float | None) -> I32:
-    """int32[num_rows]: tokens that answers choose, on average as many as expected."""
-    most = job.requests.max_tokens.astype(np.int64)
+def _sampled(job: EngineJob, rows: I64, answer_tokens: float | None) -> I32:
+    """int32[n]: tokens that the answers of some table rows choose; over all rows as many on
+    average as expected."""
+    most = job.requests.max_tokens[rows].astype(np.int64)
     if job.requests.num_forced is not None:
-        most = most - job.requests.num_forced
+        most -= job.requests.num_forced[rows]
     if answer_tokens is not None:
         # the fraction is spread over the rows, so that the mean is kept
-        ends = np.floor(answer_tokens * np.arange(1, len(most) + 1, dtype=np.float64))
-        most = np.minimum(most, np.diff(ends, prepend=0.0).astype(np.int64))
+        begins, ends = (np.floor(answer_tokens * places) for places in (rows, rows + 1))
+        most = np.minimum(most, (ends - begins).astype(np.int64))
     sampled: I32 = np.maximum(most, 1).astype(np.int32)
     return sampled
 
@@ -101,10 +107,6 @@ class Meter:
 
     def __call__(self, step: StepStats) -> None:
         self._costs(step)
-
-    def forecast(self, job: EngineJob, answer_tokens: float | None) -> Forecast:
-        """As `forecast`, of this run."""
-        return forecast(job, self._settings, self._model_hash, answer_tokens)
 
     def keep(self) -> None:
         """Writes what was found to the cache folder; what cannot be written is left."""

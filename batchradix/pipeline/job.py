@@ -25,7 +25,7 @@ from batchradix.errors import TooManyFailuresError
 from batchradix.pipeline.answers import Answers, StopRequested, drive
 from batchradix.pipeline.asking import Asking
 from batchradix.pipeline.failed_rows import check_failed_rows, write_failed_rows
-from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens
+from batchradix.pipeline.forecasts import Meter, Observers, expected_answer_tokens, forecast
 from batchradix.pipeline.former import find_former, remedy
 from batchradix.pipeline.gold import check_gold, score, write_scores
 from batchradix.pipeline.parts import (
@@ -355,7 +355,13 @@ def _answer(
     def before(job: EngineJob) -> None:
         if tracing is not None:
             tracing.begin(job)
-        summary.forecast = meter.forecast(job, expected_answer_tokens(parts.config))
+        summary.forecast = forecast(
+            job,
+            planned.rows.lengths,
+            settings,
+            parts.checkpoint.content_hash,
+            expected_answer_tokens(parts.config),
+        )
         summary.ran_rows = len(job.plan)
         times.begin(time.monotonic())
 

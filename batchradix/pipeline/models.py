@@ -18,7 +18,13 @@ from batchradix.config import EngineOptions
 from batchradix.errors import BatchradixError, ModelError, OptionError
 from batchradix.report.machine import machine
 from batchradix.schema.tool_styles import detect_style
-from batchradix.settings import Machine, resolve_dtype, resolve_engine
+from batchradix.settings import (
+    Machine,
+    element_bytes,
+    kv_element_bytes,
+    resolve_dtype,
+    resolve_engine,
+)
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """One of them is there where a GPU may be; without any, torch need not be loaded and asked."""
@@ -110,7 +116,6 @@ def needs_of(config: ModelConfig, options: EngineOptions, here: Machine) -> Need
     """Raises `OptionError` for options that exclude each other on this machine."""
     device = here.device if options.device == "auto" else options.device
     dtype = resolve_dtype(options.dtype, device=device, has_bf16=here.has_bf16)
-    element_bytes = 4 if dtype == "float32" else 2
     # As the C kernels keep latents, twice; which backend will serve, torch would have to say.
     copies = 2 if config.mla is not None and device == "cpu" else 1
     try:
@@ -125,12 +130,12 @@ def needs_of(config: ModelConfig, options: EngineOptions, here: Machine) -> Need
         if options != EngineOptions(device=options.device, dtype=options.dtype):
             raise
         kv_tokens = 0
-    element = 1 if options.kv_dtype == "fp8" else element_bytes
+    kv_element = kv_element_bytes(options.kv_dtype, dtype)
     return Needs(
         dtype=dtype,
         num_parameters=config.num_parameters,
-        weight_bytes=element_bytes * config.num_parameters,
-        kv_token_bytes=copies * element * config.num_kv_elements_per_token,
+        weight_bytes=element_bytes(dtype) * config.num_parameters,
+        kv_token_bytes=copies * kv_element * config.num_kv_elements_per_token,
         context_length=config.context_length,
         kv_tokens=kv_tokens,
     )

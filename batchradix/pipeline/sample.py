@@ -146,9 +146,9 @@ def _run_seconds(
     settings = settle_engine(parts, whole)
     job, _ = make_job(whole, whole.plan.order, prefix_cache=settings.prefix_cache)
     model_hash = parts.checkpoint.content_hash
-    simulated_s = forecast(job, settings, model_hash, summary.answer_tokens).seconds
-    if simulated_s is not None:
-        return simulated_s
+    expected = forecast(job, whole.rows.lengths, settings, model_hash, summary.answer_tokens)
+    if expected.seconds is not None:
+        return expected.seconds
     return guess_seconds(
         Work(
             rows=num_ran,

@@ -39,7 +39,7 @@ from batchradix.prompts.row_problem import RowProblem
 from batchradix.prompts.surrogates import clean_text
 from batchradix.prompts.template import Place, Template, parse_place, parse_template
 from batchradix.prompts.thinking import KWARGS_COLUMN, Asked, ThinkingRule, ThinkingStyle
-from batchradix.prompts.tokenise import Part, encode_prompts
+from batchradix.prompts.tokenise import Part, count_tokens, encode_prompts
 from batchradix.prompts.view import PromptView, SpanView
 from batchradix.types import I8, Row, Thinking, TokenTable
 
@@ -298,8 +298,7 @@ class PromptBuilder:
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has by itself."""
-        plain = [clean_text(text) for text in texts]
-        return [len(ids) for ids in self._tokenizer.encode_plain(plain, [False] * len(plain))]
+        return count_tokens(self._tokenizer, texts)
 
     def _arranged(self, row: Row) -> Row:
         return row if self._passages is None else self._passages.arranged(row)

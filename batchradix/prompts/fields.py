@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from batchradix.checkpoint.tokenizer import Tokenizer
 from batchradix.prompts.field_list import FieldList
 from batchradix.prompts.row_problem import RowProblem
-from batchradix.prompts.surrogates import clean_text
 from batchradix.prompts.template import Place, Template
+from batchradix.prompts.tokenise import count_tokens
 from batchradix.types import Row
 
 
@@ -47,8 +47,7 @@ class Fields:
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has by itself."""
-        plain = [clean_text(text) for text in texts]
-        return [len(ids) for ids in self._tokenizer.encode_plain(plain, [False] * len(plain))]
+        return count_tokens(self._tokenizer, texts)
 
 
 class TemplateFields(Fields):

@@ -9,6 +9,7 @@ import numpy as np
 
 from batchradix.checkpoint.tokenizer import Tokenizer
 from batchradix.prompts.guard import Span
+from batchradix.prompts.surrogates import clean_text
 from batchradix.types import U32, TokenTable
 
 Part = Span | U32
@@ -34,6 +35,12 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Sequence[Part]]) -> T
         for part in chain.from_iterable(prompts)
     ]
     return joined(chunks, [0, *accumulate(map(len, prompts))])
+
+
+def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """How many tokens each text has by itself."""
+    plain = [clean_text(text) for text in texts]
+    return [len(ids) for ids in tokenizer.encode_plain(plain, [False] * len(plain))]
 
 
 def joined(chunks: Sequence[U32], ends: Sequence[int]) -> TokenTable:

@@ -1,16 +1,10 @@
 """What attention takes on this machine, as it was measured, kept in the cache folder for ``auto``,
 and the tiles that were fastest for the Triton kernels.
-
-A table is one JSON file, named by the SHA-256 of its key, which is all that the times depend on.
-What is not whole, not ours or of another key is as good as absent.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from batchradix._version import VERSION
-from batchradix.checkpoint.cache_folder import is_own_file, make_cache_folder, replacing
 from batchradix.engine.attention.base import AttentionShape
 from batchradix.engine.attention.mla_base import AnyShape
 from batchradix.engine.device import processor_name
+from batchradix.engine.kept_table import NO_TABLE, read_table, write_table
 
 if TYPE_CHECKING:
     from batchradix_kernels.tree_attention.tiles import Tile
@@ -34,7 +28,7 @@ Times = Mapping[str, Mapping[str, float]]
 MARGIN = 0.9
 TILE_MARGIN = 0.97
 _FORMAT = 1  # another one for other steps to measure
-_MAX_BYTES = 1 << 16
+_KIND = "attention"
 
 
 def table_key(
@@ -75,7 +69,7 @@ def write_times(folder: Path, key: Mapping[str, Any], times: Times) -> Path:
 
     Raises `ModelError` or `OSError` when the folder cannot be written.
     """
-    return _write(folder, key, milliseconds=times)
+    return write_table(folder, _KIND, key, milliseconds=times)
 
 
 def read_times(folder: Path, key: Mapping[str, Any]) -> Times | None:
@@ -83,9 +77,9 @@ def read_times(folder: Path, key: Mapping[str, Any]) -> Times | None:
     try:
         times = {
             name: {step: float(taken_ms) for step, taken_ms in steps.items()}
-            for name, steps in _read(folder, key, "milliseconds").items()
+            for name, steps in read_table(folder, _KIND, key, "milliseconds").items()
         }
-    except _NO_TABLE:
+    except NO_TABLE:
         return None
     numbers = [taken_ms for steps in times.values() for taken_ms in steps.values()]
     same_steps = len({frozenset(steps) for steps in times.values()}) == 1
@@ -104,7 +98,7 @@ def tiles_key(shape: AttentionShape) -> dict[str, Any]:
 
 def write_tiles(folder: Path, shape: AttentionShape, tiles: Sequence[Tile]) -> Path:
     """Keeps what `read_tiles` gives, and returns its file. Raises as `write_times`."""
-    return _write(folder, tiles_key(shape), fastest=[asdict(tile) for tile in tiles])
+    return write_table(folder, _KIND, tiles_key(shape), fastest=[asdict(tile) for tile in tiles])
 
 
 def read_tiles(folder: Path, shape: AttentionShape) -> tuple[Tile, ...] | None:
@@ -118,38 +112,9 @@ def read_tiles(folder: Path, shape: AttentionShape) -> tuple[Tile, ...] | None:
     group = shape.num_heads // shape.num_kv_heads
     choices = device_tiles(shape.head_dim, group, shape.dtype, shape.device, shape.kv_dtype)
     try:
-        found = [Tile(**each) for each in _read(folder, tiles_key(shape), "fastest")]
+        found = [Tile(**each) for each in read_table(folder, _KIND, tiles_key(shape), "fastest")]
         return tuple(
             each[each.index(tile)] for each, tile in zip(choices, found, strict=True)
         )  # ValueError where one is no choice
-    except _NO_TABLE:
+    except NO_TABLE:
         return None
-
-
-_NO_TABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading a table raises that is not there or not to be trusted."""
-
-
-def _write(folder: Path, key: Mapping[str, Any], **content: Any) -> Path:
-    make_cache_folder(folder)
-    path = _path(folder, key)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    with replacing(path, suffix=".tmp") as file:
-        file.write(json.dumps({"key": key, **content}, indent=1).encode())
-    return path
-
-
-def _read(folder: Path, key: Mapping[str, Any], name: str) -> Any:
-    """What a table holds of that name; raises one of `_NO_TABLE`."""
-    with _path(folder, key).open("rb") as file:
-        if not is_own_file(os.fstat(file.fileno())):
-            raise ValueError("other users could have written to it")
-        found = json.loads(file.read(_MAX_BYTES))
-    if found["key"] != key:
-        raise ValueError("it is of another key")
-    return found[name]
-
-
-def _path(folder: Path, key: Mapping[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return folder / "attention" / f"{digest}.json"
