@@ -99,9 +99,12 @@ def plan(
         long_rows=shared.long_rows(overflow, chunk_tokens, chunk_overlap, None),
         chats=shared.chat_options(chat_template, chat_template_kwargs, thinking, thinking_tokens),
     )
-    drawn = pipeline.draw_plan(
-        config, num_shards=shards, progress=choose_progress(quiet=json_summary)
-    )
+    progress = choose_progress(quiet=json_summary)
+    if json_summary and report is None:
+        summary = pipeline.plan(config, num_shards=shards, progress=progress)
+        typer.echo(json.dumps(summary.to_json()))
+        return
+    drawn = pipeline.draw_plan(config, num_shards=shards, progress=progress)
     summary = drawn.summary
     lines = [*_totals(summary), *_advice(summary)]
     if report is not None:
@@ -154,18 +157,7 @@ def _advice(summary: PlanSummary) -> Iterator[tuple[str, str]]:
         if shown:
             yield "curve", f"shared by KV tokens kept: {shown}"
     for found in summary.lint:
-        places = " and ".join(
-            f"line {line}, {{{{ {place} }}}} ({kind}, {values:,} values in {found.rows:,} rows)"
-            for line, place, kind, values in zip(
-                found.lines, found.places, found.kinds, found.values, strict=True
-            )
-        )
-        verb = "stand" if len(found.lines) > 1 else "stands"
-        yield (
-            "lint",
-            f"{places} {verb} before what rows share: about {found.lost_tokens:,} tokens are "
-            f"computed again; put it further back",
-        )
+        yield "lint", found.in_words()
     for number, shard in enumerate(summary.shards, 1):
         yield (
             f"{number}/{len(summary.shards)}",

@@ -56,6 +56,20 @@ class LintSummary:
     rows: int
     lost_tokens: int
 
+    def in_words(self) -> str:
+        """For a person."""
+        places = " and ".join(
+            f"line {line}, {{{{ {place} }}}} ({kind}, {values:,} values in {self.rows:,} rows)"
+            for line, place, kind, values in zip(
+                self.lines, self.places, self.kinds, self.values, strict=True
+            )
+        )
+        verb = "stand" if len(self.lines) > 1 else "stands"
+        return (
+            f"{places} {verb} before what rows share: about {self.lost_tokens:,} tokens are "
+            f"computed again; put it further back"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:

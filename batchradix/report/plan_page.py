@@ -40,7 +40,7 @@ def plan_page(
         hits=hit_share(picture),
         curve=None if memory is None or not memory.curve else curve(memory.curve),
         tree=tree(picture),
-        lint=[_sentence(found) for found in summary.lint],
+        lint=[printable(found.in_words()) for found in summary.lint],
         prompt=marked_up(template, summary.lint) if template is not None and summary.lint else [],
     )
 
@@ -66,17 +66,3 @@ def marked_up(template: str, lint: Sequence[LintSummary]) -> list[list[MarkedTex
             end = match.end()
         lines.append([*pieces, MarkedText(printable(line[end:]))])
     return lines
-
-
-def _sentence(found: LintSummary) -> str:
-    places = " and ".join(
-        f"{{{{ {place} }}}} in line {line} ({kind}, {values:,} values in {found.rows:,} rows)"
-        for line, place, kind, values in zip(
-            found.lines, found.places, found.kinds, found.values, strict=True
-        )
-    )
-    verb = "stand" if len(found.lines) > 1 else "stands"
-    return printable(
-        f"{places} {verb} before what rows share: about {found.lost_tokens:,} tokens are computed "
-        f"again; put it further back"
-    )
