@@ -458,3 +458,19 @@ def test_a_nested_column_too_big_for_one_batch_is_read_in_smaller_ones(
 def broken() -> Any:
     raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
     yield
+
+
+def test_a_struct_of_nulls_beside_views_is_read_and_kept_wherever_batches_are_cut(
+    tmp_path: Path,
+) -> None:
+    nothing = pa.struct([("x", pa.null()), ("y", pa.null())])
+    kind = pa.struct([("text", pa.string_view()), ("nothing", nothing)])
+    values = [None] * 5 + [{"text": "t", "nothing": {"x": None, "y": None}}, None]
+    table = pa.table({"a": pa.array(values, kind)})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with open_job(tmp_path / "t.arrow") as source:
+        rows = [row for batch in source.batches(None, 1) for row in batch]
+        assert [row.values.get("a") for row in rows] == values
+        kept = pa.Table.from_batches(source.keep_batches("all", 1), source.keep_schema("all"))
+    assert kept["a"].to_pylist() == values
